@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::string::{String, ToString};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymous, munmap};
@@ -139,13 +140,15 @@ fn system(call: &'static str, len: usize) -> impl FnOnce(rustix::io::Errno) -> R
 pub struct Region {
     base: NonNull<u8>,
     len: usize,
-    pages: Pages,
     why_smaller: Option<String>,
-    backing: Backing,
+    /// Changed by `replace` alone.
+    backing: Mutex<(Backing, Pages)>,
 }
 
 #[derive(Debug)]
 enum Backing {
+    /// Nothing: the mapping moved away.
+    Gone,
     /// Ours alone, from hugepage-rs.
     Huge(Layout),
     /// Ours alone, from mmap.
@@ -233,7 +236,7 @@ impl Region {
             // SAFETY: the range was mapped just now; the advice changes no contents.
             let _ = unsafe { madvise(base.as_ptr().cast(), len, advice) };
         }
-        Ok(Region { base, len, pages, why_smaller: None, backing: Backing::Adopted })
+        Ok(Region { base, len, why_smaller: None, backing: Mutex::new((Backing::Adopted, pages)) })
     }
 
     fn down_the_ladder(
@@ -254,7 +257,7 @@ impl Region {
             }
             match map(len, pages) {
                 Ok((base, len, backing)) => {
-                    let region = Region { base, len, pages, why_smaller, backing };
+                    let region = Region { base, len, why_smaller, backing: Mutex::new((backing, pages)) };
                     if options.lock {
                         // SAFETY: the region's own mapping.
                         unsafe { mlock(base.as_ptr().cast(), len) }.map_err(system("mlock", len))?;
@@ -281,7 +284,11 @@ impl Region {
 
     /// The pages it lies in.
     pub fn pages(&self) -> Pages {
-        self.pages
+        self.backing().1
+    }
+
+    fn backing(&self) -> MutexGuard<'_, (Backing, Pages)> {
+        self.backing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the pages are smaller than the largest asked for; none if they are not.
@@ -291,44 +298,50 @@ impl Region {
 
     /// Whether another process can have it mapped.
     pub fn is_shared(&self) -> bool {
-        matches!(self.backing, Backing::Shared(_) | Backing::Adopted)
+        matches!(self.backing().0, Backing::Shared(_) | Backing::Adopted)
     }
 
-    /// The descriptor to hand out; none for a private or an adopted region.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.backing {
-            Backing::Shared(fd) => Some(fd.as_fd()),
-            _ => None,
+    /// A descriptor to hand out; an error for a private or an adopted region.
+    pub fn export(&self) -> Result<OwnedFd, RegionError> {
+        match &self.backing().0 {
+            Backing::Shared(fd) => fd.try_clone().map_err(|source| RegionError::System {
+                call: "fcntl(F_DUPFD_CLOEXEC)",
+                len: self.len,
+                source,
+            }),
+            _ => Err(RegionError::NotARegion("only a shared region of one's own can be handed out or sealed")),
         }
     }
 
     /// From now on nobody can map it writable any more (F_SEAL_FUTURE_WRITE, fcntl(2)); mappings that exist, ours
     /// above all, stay writable.
     pub fn seal_read_only(&self) -> Result<(), RegionError> {
-        let fd = self.fd().ok_or(RegionError::NotARegion("only a shared region of one's own can be sealed"))?;
-        fcntl_add_seals(fd, SealFlags::FUTURE_WRITE).map_err(system("fcntl(F_ADD_SEALS)", self.len))
+        fcntl_add_seals(self.export()?, SealFlags::FUTURE_WRITE).map_err(system("fcntl(F_ADD_SEALS)", self.len))
     }
 
     /// No further seal can be added, so that a peer who holds the descriptor cannot seal it against its owner. Call it
     /// before the descriptor is handed out.
     pub fn seal_seals(&self) -> Result<(), RegionError> {
-        let fd = self.fd().ok_or(RegionError::NotARegion("only a shared region of one's own can be sealed"))?;
-        fcntl_add_seals(fd, SealFlags::SEAL).map_err(system("fcntl(F_ADD_SEALS)", self.len))
+        fcntl_add_seals(self.export()?, SealFlags::SEAL).map_err(system("fcntl(F_ADD_SEALS)", self.len))
     }
 
     /// Moves the contents to a fresh memfd, mapped at the same address: whoever had the old one mapped reaches an
     /// orphan from now on. The new one has the same pages where they are to be had, else smaller ones.
     ///
     /// What another thread or process writes between the copy and the switch is lost with the orphan.
-    pub fn replace(&mut self) -> Result<(), RegionError> {
-        let Backing::Shared(_) = self.backing else {
+    /// The seals are those of the old one.
+    pub fn replace(&self) -> Result<(), RegionError> {
+        let mut backing = self.backing();
+        let (Backing::Shared(old), pages) = &*backing else {
             return Err(RegionError::NotARegion("only a shared region of one's own can be replaced"));
         };
-        let options = RegionOptions { largest: self.pages, smallest: Pages::Small, lock: false };
-        let mut fresh = Region::shared(self.len, options)?;
+        let options = RegionOptions { largest: *pages, smallest: Pages::Small, lock: false };
+        let fresh = Region::shared(self.len, options)?;
         if fresh.len != self.len {
             return Err(RegionError::NotARegion("a fresh memfd has another size"));
         }
+        let seals = fcntl_get_seals(old).map_err(system("fcntl(F_GET_SEALS)", self.len))?;
+        fcntl_add_seals(fresh.export()?, seals).map_err(system("fcntl(F_ADD_SEALS)", self.len))?;
         // SAFETY: both mappings are `len` bytes and do not overlap. The source may be written by a peer meanwhile, so
         // it is copied by the one instruction that the compiler knows nothing about.
         unsafe { copy_racing(fresh.base, self.base, self.len) };
@@ -343,10 +356,8 @@ impl Region {
             )
         }
         .map_err(system("mremap", self.len))?;
-        core::mem::swap(&mut self.backing, &mut fresh.backing);
-        self.pages = fresh.pages;
-        // The old mapping of `fresh` moved away: its destructor must not unmap what may be somebody else's by now.
-        fresh.len = 0;
+        // The mapping of `fresh` moved here: its destructor must not unmap what may be somebody else's by now.
+        *backing = core::mem::replace(&mut *fresh.backing(), (Backing::Gone, Pages::Small));
         Ok(())
     }
 }
@@ -373,10 +384,8 @@ unsafe fn copy_racing(to: NonNull<u8>, from: NonNull<u8>, len: usize) {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.len == 0 {
-            return;
-        }
-        match &self.backing {
+        match &self.backing().0 {
+            Backing::Gone => {}
             // SAFETY: allocated with this layout, not freed before.
             Backing::Huge(layout) => unsafe { hugepage_rs::dealloc(self.base.as_ptr(), *layout) },
             _ => drop(Unmap { base: self.base, len: self.len }),
@@ -573,15 +582,15 @@ mod tests {
         assert!(matches!(Region::adopt(file.into(), 4096, false), Err(RegionError::NotARegion(_))));
         let region = Region::shared(8192, RegionOptions::default()).unwrap();
         region.seal_seals().unwrap();
-        let fd = region.fd().unwrap().try_clone_to_owned().unwrap();
+        let fd = region.export().unwrap();
         assert!(matches!(Region::adopt(fd, region.len() * 2, true), Err(RegionError::NotARegion(_))));
     }
 
     #[test]
     fn adopted_memory_is_the_same_memory_until_it_is_replaced() {
-        let mut region = Region::shared(4096, RegionOptions::default()).unwrap();
+        let region = Region::shared(4096, RegionOptions::default()).unwrap();
         region.seal_seals().unwrap();
-        let fd = region.fd().unwrap().try_clone_to_owned().unwrap();
+        let fd = region.export().unwrap();
         let peer = Region::adopt(fd, region.len(), true).unwrap();
         fill(&region, 1);
         assert_eq!(first(&peer), 1);
@@ -600,7 +609,7 @@ mod tests {
         region.seal_read_only().unwrap();
         region.seal_seals().unwrap();
         fill(&region, 3);
-        let clone = || region.fd().unwrap().try_clone_to_owned().unwrap();
+        let clone = || region.export().unwrap();
         assert!(matches!(Region::adopt(clone(), region.len(), true), Err(RegionError::NotARegion(_))));
         let peer = Region::adopt(clone(), region.len(), false).unwrap();
         assert_eq!(first(&peer), 3);

@@ -3,7 +3,7 @@
 
 fn main() {
     let directory = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
-    let script = format!("-Wl,-T,{directory}/bare.ld");
+    let script = format!("-T{directory}/bare.ld");
 
     // No start files, no libraries; no-pie because nobody would apply the relocations.
     for program in ["host", "bare", "hotloop"] {
