@@ -37,6 +37,8 @@ impl core::error::Error for ArenaFull {}
 
 // SAFETY: an arena is the only owner of its memory, and hands out parts of it by unsafe calls only.
 unsafe impl Send for Arena {}
+// SAFETY: `&Arena` gives out numbers only.
+unsafe impl Sync for Arena {}
 
 impl Arena {
     /// An arena over memory of the caller.

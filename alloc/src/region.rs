@@ -319,10 +319,21 @@ impl Region {
         fcntl_add_seals(self.export()?, SealFlags::FUTURE_WRITE).map_err(system("fcntl(F_ADD_SEALS)", self.len))
     }
 
+    /// Whether nobody can map it writable any more.
+    pub fn is_read_only(&self) -> bool {
+        self.export()
+            .and_then(|fd| fcntl_get_seals(fd).map_err(system("fcntl(F_GET_SEALS)", self.len)))
+            .is_ok_and(|seals| seals.intersects(SealFlags::FUTURE_WRITE | SealFlags::WRITE))
+    }
+
     /// No further seal can be added, so that a peer who holds the descriptor cannot seal it against its owner. Call it
     /// before the descriptor is handed out.
     pub fn seal_seals(&self) -> Result<(), RegionError> {
-        fcntl_add_seals(self.export()?, SealFlags::SEAL).map_err(system("fcntl(F_ADD_SEALS)", self.len))
+        let fd = self.export()?;
+        if fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SEAL)) {
+            return Ok(());
+        }
+        fcntl_add_seals(fd, SealFlags::SEAL).map_err(system("fcntl(F_ADD_SEALS)", self.len))
     }
 
     /// Moves the contents to a fresh memfd, mapped at the same address: whoever had the old one mapped reaches an

@@ -1,0 +1,653 @@
+//! Who may reach what: registrations, exports, imports, revocation, and the control messages about them.
+
+use core::fmt;
+use core::hash::Hasher;
+
+use siphasher::sip128::{Hasher128, SipHasher24};
+use subtle::ConstantTimeEq;
+use verbring_sys::{Device, DeviceError, Domain, Event, Granted, Link, Memory as DeviceMemory, Mr, Rights, Status};
+
+use crate::engine::{Engine, Notice};
+use crate::flight::State;
+use crate::key::{Access, Memory, PeerId, RemoteKey, free_place, index, next_id};
+use crate::message::Said;
+use crate::peer::PeerState;
+use crate::remote::Remote;
+use crate::sqe::{Opcode, Sqe};
+use crate::window::Window;
+
+/// Why a call about memory failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// The memory is in use. Poll, call `control`, and try again.
+    Busy {
+        /// Own operations in flight that name it.
+        in_flight: u32,
+        /// Peers that have not let go of it.
+        importers: u32,
+    },
+    /// No place for another registration.
+    WindowTableFull {
+        /// The capacity.
+        limit: u32,
+    },
+    /// No place for another import.
+    ImportTableFull {
+        /// The capacity.
+        limit: u32,
+    },
+    /// The window is not, or no longer, of this engine.
+    NoSuchWindow,
+    /// The import is not, or no longer, of this engine.
+    NoSuchImport,
+    /// The window was registered without rights: it is for local use.
+    NotExported,
+    /// The peer id is unknown, or its connection is not up.
+    NoSuchPeer,
+    /// The Remote is of another engine than this peer, or of an earlier life of it.
+    WrongNode {
+        /// What the Remote says.
+        remote: u64,
+        /// What the peer is.
+        peer: u64,
+    },
+    /// Exported memory must start at a multiple of 8, not be empty, and lie in its region.
+    BadRange,
+    /// The device said no.
+    Device(DeviceError),
+    /// The memory could not be had.
+    #[cfg(feature = "std")]
+    NoMemory,
+}
+
+impl fmt::Display for AccessError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use AccessError::*;
+        match self {
+            Busy { in_flight, importers } => write!(
+                f,
+                "the memory is in use by {in_flight} own operations and {importers} peers; poll, call control, and try \
+                 again"
+            ),
+            WindowTableFull { limit } => {
+                write!(f, "all {limit} places for registrations are taken; close some, or raise Config::max_windows")
+            }
+            ImportTableFull { limit } => {
+                write!(f, "all {limit} places for imports are taken; release some, or raise Config::max_imports")
+            }
+            NoSuchWindow => f.write_str("the window is not of this engine, or was closed; register the memory again"),
+            NoSuchImport => f.write_str("the import is not of this engine, or was released; import the Remote again"),
+            NotExported => f.write_str("the window was registered without rights; register it with some to export it"),
+            NoSuchPeer => f.write_str("the peer is not connected; connect, and wait for Notice::Connected"),
+            WrongNode { remote, peer } => write!(
+                f,
+                "the Remote is of node {remote:#x} and the peer is {peer:#x}; get a new Remote from the peer as it is now"
+            ),
+            BadRange => f.write_str("exported memory starts at a multiple of 8, is not empty, and lies in its region"),
+            Device(error) => error.fmt(f),
+            #[cfg(feature = "std")]
+            NoMemory => f.write_str("the memory could not be mapped; Region::shared says why"),
+        }
+    }
+}
+
+impl core::error::Error for AccessError {}
+
+impl From<DeviceError> for AccessError {
+    fn from(error: DeviceError) -> AccessError {
+        AccessError::Device(error)
+    }
+}
+
+/// How an import stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ImportState {
+    /// The owner was asked.
+    Requested,
+    /// Operations may name it.
+    Ready,
+    /// It is not, or no longer, to be had; operations end with this status.
+    Failed(Status),
+}
+
+/// What an operation does not need of an import.
+#[derive(Clone, Copy)]
+pub(crate) struct ImportInfo {
+    /// 0: the place is free.
+    id: u32,
+    last_id: u32,
+    peer: u32,
+    /// The owner's key.
+    remote_key: u32,
+    len: u64,
+    rights: Rights,
+    domain: Domain,
+    state: ImportState,
+}
+
+impl ImportInfo {
+    pub(crate) const NONE: ImportInfo = ImportInfo {
+        id: 0,
+        last_id: 0,
+        peer: 0,
+        remote_key: 0,
+        len: 0,
+        rights: Rights::empty(),
+        domain: Domain::Cpu,
+        state: ImportState::Requested,
+    };
+}
+
+/// What an operation does not need of a registration.
+#[derive(Clone, Copy)]
+pub(crate) struct WindowInfo {
+    last_id: u32,
+    mr: Mr,
+    rights: Rights,
+    epoch: u32,
+    is_closing: bool,
+}
+
+impl WindowInfo {
+    pub(crate) const NONE: WindowInfo =
+        WindowInfo { last_id: 0, mr: Mr(0), rights: Rights::empty(), epoch: 0, is_closing: false };
+}
+
+impl<D: Device> Engine<D> {
+    /// Registers memory with the device and the table: its key.
+    ///
+    /// # Safety
+    /// As [`Device::register`].
+    unsafe fn register_key(&mut self, memory: DeviceMemory, rights: Rights) -> Result<u32, AccessError> {
+        let place = free_place(&self.locals).ok_or(AccessError::WindowTableFull { limit: self.locals.capacity() })?;
+        let (base, len) = memory.range();
+        let (base, len) = (base.as_ptr() as u64, len as u64);
+        if !rights.is_empty() && (!base.is_multiple_of(8) || len == 0) {
+            return Err(AccessError::BadRange);
+        }
+        // SAFETY: the caller's promise.
+        let mr = unsafe { self.device.register(memory, rights) }?;
+        let info = self.windows.at_mut(place);
+        let id = next_id(info.last_id, place);
+        // The epoch goes on where the last user of the place left it.
+        *info = WindowInfo { last_id: id, mr, rights, epoch: info.epoch.wrapping_add(1), is_closing: false };
+        *self.locals.at_mut(place) =
+            Memory { id: u64::from(id), base, read_limit: len, write_limit: len, atomic_limit: len, device_key: mr.0 };
+        Ok(id)
+    }
+
+    /// Registers memory for local use.
+    pub(crate) unsafe fn register_local(&mut self, memory: DeviceMemory) -> Result<u32, DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.register_key(memory, Rights::empty()) }.map_err(|error| match error {
+            AccessError::Device(error) => error,
+            _ => DeviceError::Full { what: "registrations", limit: self.locals.capacity() },
+        })
+    }
+
+    /// Registers memory of the caller's: as source and sink of own operations, and for peers if `rights` are given.
+    /// Registering a range twice, or one that overlaps another, gives independent windows; each has its own key.
+    ///
+    /// # Safety
+    /// The memory is valid until the window was closed, or the engine is gone, and every clone of the window too. It is
+    /// not reached by Rust references meanwhile.
+    pub unsafe fn register(&mut self, memory: DeviceMemory, rights: Rights) -> Result<Window, AccessError> {
+        // SAFETY: the caller's promise.
+        let lkey = unsafe { self.register_key(memory.clone(), rights) }?;
+        Ok(Window::new(lkey, memory))
+    }
+
+    /// Registers the first `len` bytes of a mapping that other processes can share. On shm rights belong to the mapping:
+    /// registered again, it keeps those of the first time, or the call fails.
+    #[cfg(feature = "std")]
+    pub fn register_region(
+        &mut self,
+        region: std::sync::Arc<verbring_slab::Region>,
+        len: usize,
+        rights: Rights,
+    ) -> Result<Window, AccessError> {
+        if len > region.len() {
+            return Err(AccessError::BadRange);
+        }
+        // SAFETY: the device and the window keep the region; a region gives out no references.
+        unsafe { self.register(DeviceMemory::Shared { region, len }, rights) }
+    }
+
+    /// New memory of `len` bytes that peers may reach, in huge pages if it is large.
+    #[cfg(feature = "std")]
+    pub fn window(&mut self, len: usize, rights: Rights) -> Result<Window, AccessError> {
+        use verbring_slab::{Pages, Region, RegionOptions};
+        let mut pages = RegionOptions::default();
+        // A huge page for a few bytes would be a waste.
+        if len < 1 << 20 {
+            pages.largest = Pages::Small;
+        }
+        let region = Region::shared(len, pages).map_err(|_| AccessError::NoMemory)?;
+        self.register_region(std::sync::Arc::new(region), len, rights)
+    }
+
+    fn window_place(&self, window: &Window) -> Result<u32, AccessError> {
+        let place = index(window.lkey);
+        let is_it = self.locals.at(place).id == u64::from(window.lkey);
+        if is_it { Ok(place) } else { Err(AccessError::NoSuchWindow) }
+    }
+
+    /// What to hand to a peer so that it can import the window.
+    pub fn remote(&self, window: &Window) -> Result<Remote, AccessError> {
+        let info = self.windows.at(self.window_place(window)?);
+        if info.rights.is_empty() || info.is_closing {
+            return Err(AccessError::NotExported);
+        }
+        Ok(Remote {
+            node: self.config.node,
+            key: window.lkey,
+            epoch: info.epoch,
+            address: window.address(),
+            len: window.len() as u64,
+            rights: info.rights,
+            domain: self.device.caps().domain,
+            token: self.token(window.lkey, info.epoch),
+        })
+    }
+
+    /// Whoever shows it was given the Remote: a keyed hash that only this engine can make.
+    fn token(&self, key: u32, epoch: u32) -> [u8; 16] {
+        let mut hasher = SipHasher24::new_with_key(&self.config.secret);
+        hasher.write_u32(key);
+        hasher.write_u32(epoch);
+        hasher.finish128().as_bytes()
+    }
+
+    fn grant_word(&self, place: u32, peer: u32) -> (u32, u64) {
+        let words = self.peers.table.capacity().div_ceil(64);
+        (place * words + index(peer) / 64, 1 << (index(peer) % 64))
+    }
+
+    fn importers(&self, place: u32) -> u32 {
+        let words = self.peers.table.capacity().div_ceil(64);
+        (0..words).map(|i| self.grants.at(place * words + i).count_ones()).sum()
+    }
+
+    /// Tells every importer of a window to let go.
+    fn revoke_from_all(&mut self, place: u32, key: u32) {
+        for peer in 0..self.peers.table.capacity() {
+            let (id, link) = (self.peers.table.at(peer).id, self.peers.table.at(peer).link);
+            let (word, bit) = self.grant_word(place, id);
+            if id != 0 && *self.grants.at(word) & bit != 0 {
+                self.say(id, link, Said::Revoke { key }, None);
+            }
+        }
+    }
+
+    fn in_flight(&self, names: impl Fn(&Sqe) -> bool) -> u32 {
+        let live = (0..self.flights.capacity()).map(|i| self.flights.at(i));
+        live.filter(|f| f.state != State::Free && names(&f.sqe)).count() as u32
+    }
+
+    /// Ends a registration. The first call asks every importer to let go; call it again, with `control` between, until it
+    /// succeeds. Once `deadline` passed it does not wait for importers any more: they are cut off.
+    ///
+    /// `Busy` leaves the window as it is, but for importers, who are gone or going.
+    pub fn close_window(&mut self, window: &Window, now: u64, deadline: u64) -> Result<(), AccessError> {
+        let place = self.window_place(window)?;
+        if !core::mem::replace(&mut self.windows.at_mut(place).is_closing, true) {
+            self.revoke_from_all(place, window.lkey);
+        }
+        let key = window.lkey;
+        let in_flight = self.in_flight(|sqe| sqe.lkey() == key && has_local(sqe));
+        let importers = self.importers(place);
+        if in_flight != 0 || (importers != 0 && now < deadline) {
+            return Err(AccessError::Busy { in_flight, importers });
+        }
+        self.device.deregister(self.windows.at(place).mr)?;
+        *self.locals.at_mut(place) = Memory::NONE;
+        self.clear_grants(place);
+        Ok(())
+    }
+
+    fn clear_grants(&mut self, place: u32) {
+        let words = self.peers.table.capacity().div_ceil(64);
+        for i in 0..words {
+            *self.grants.at_mut(place * words + i) = 0;
+        }
+    }
+
+    /// Makes every Remote of the window worthless and cuts every importer off, at once: an access that starts after this
+    /// call returned changes no byte. The contents stay. The new Remote is for those who may go on.
+    pub fn bump_epoch(&mut self, window: &Window) -> Result<Remote, AccessError> {
+        let place = self.window_place(window)?;
+        let mr = self.windows.at(place).mr;
+        self.device.revoke(mr)?;
+        let info = self.windows.at_mut(place);
+        info.epoch = info.epoch.wrapping_add(1);
+        self.revoke_from_all(place, window.lkey);
+        self.clear_grants(place);
+        self.remote(window)
+    }
+
+    /// Asks the owner of a region to be let in. The key can be named once [`Notice::Imported`] came for it.
+    pub fn import(&mut self, peer: PeerId, remote: &Remote) -> Result<RemoteKey, AccessError> {
+        let entry = self.peers.get(peer.0).filter(|p| p.state == PeerState::Up).ok_or(AccessError::NoSuchPeer)?;
+        if entry.node != remote.node {
+            return Err(AccessError::WrongNode { remote: remote.node, peer: entry.node });
+        }
+        let link = entry.link;
+        let place = self.import_infos.iter().position(|i| i.id == 0);
+        let place = place.ok_or(AccessError::ImportTableFull { limit: self.imports.capacity() })? as u32;
+        let info = self.import_infos.at_mut(place);
+        let id = next_id(info.last_id, place);
+        *info = ImportInfo {
+            id,
+            last_id: id,
+            peer: peer.0,
+            remote_key: remote.key,
+            len: remote.len,
+            rights: remote.rights,
+            domain: remote.domain,
+            state: ImportState::Requested,
+        };
+        let said = Said::Import { key: remote.key, importer: id, epoch: remote.epoch, token: remote.token };
+        self.say(peer.0, link, said, None);
+        Ok(RemoteKey { peer, key: id })
+    }
+
+    fn import_of(&self, key: RemoteKey) -> Option<&ImportInfo> {
+        let info = self.import_infos.at(index(key.key));
+        (info.id == key.key && key.key != 0 && info.peer == key.peer.0).then_some(info)
+    }
+
+    /// How an import stands; none once it was released.
+    pub fn import_state(&self, key: RemoteKey) -> Option<ImportState> {
+        self.import_of(key).map(|info| info.state)
+    }
+
+    /// The length of an imported region in bytes.
+    pub fn import_len(&self, key: RemoteKey) -> Option<u64> {
+        self.import_of(key).map(|info| info.len)
+    }
+
+    /// Gives an import up.
+    pub fn release(&mut self, key: RemoteKey) -> Result<(), AccessError> {
+        let info = *self.import_of(key).ok_or(AccessError::NoSuchImport)?;
+        let in_flight = self.in_flight(|sqe| sqe.key() == key.key && sqe.peer() == key.peer.0);
+        if in_flight != 0 {
+            return Err(AccessError::Busy { in_flight, importers: 0 });
+        }
+        self.drop_mapping(key.key);
+        self.import_infos.at_mut(index(key.key)).id = 0;
+        // A request that is still under way is answered with a grant nobody waits for, which is let go of then.
+        if info.state == ImportState::Ready
+            && let Some(peer) = self.peers.get(info.peer)
+        {
+            let link = peer.link;
+            self.say(info.peer, link, Said::LetGo { key: info.remote_key }, None);
+        }
+        Ok(())
+    }
+
+    fn drop_mapping(&mut self, id: u32) {
+        let memory = core::mem::replace(self.imports.at_mut(index(id)), Memory::NONE);
+        if memory.id != 0 {
+            self.device.release(memory.device_key);
+        }
+    }
+
+    /// The connection to a peer is gone, and with it what was imported from it and granted to it.
+    pub(crate) fn forget_access_of(&mut self, peer: u32) {
+        for place in 0..self.import_infos.capacity() {
+            let info = *self.import_infos.at(place);
+            if info.id != 0 && info.peer == peer {
+                // The device forgot its imports with the connection.
+                *self.imports.at_mut(place) = Memory::NONE;
+                self.import_infos.at_mut(place).id = 0;
+            }
+        }
+        for place in 0..self.windows.capacity() {
+            let (word, bit) = self.grant_word(place, peer);
+            *self.grants.at_mut(word) &= !bit;
+        }
+    }
+
+    fn say(&mut self, peer: u32, link: Link, said: Said, grant: Option<Mr>) {
+        // A peer that cannot be told is lost: the device ends the connection, and says so in `control`.
+        if self.device.send(link, &said.encode(), grant).is_err() {
+            self.peer_failed(peer, Status::ConnectionLost);
+        }
+    }
+
+    /// Does the control work of engine and device: handshakes, imports, losses. The only call, beside those that
+    /// register, import and connect, that makes system calls. Call it now and then until it has nothing to tell.
+    pub fn control(&mut self, now: u64) -> Option<Notice> {
+        self.notices.pop_front().or_else(|| self.control_device(now))
+    }
+
+    pub(crate) fn control_device(&mut self, now: u64) -> Option<Notice> {
+        while let Some(event) = self.device.control(now) {
+            let notice = match event {
+                Event::Up { link, node, incoming } => self.came_up(link, node, incoming),
+                Event::Down { link, cause } => self.peers.by_link(link).map(|id| {
+                    let status = if cause == DeviceError::Died { Status::PeerDead } else { Status::ConnectionLost };
+                    self.peer_failed(id, status);
+                    self.clear_grants_to(id);
+                    Notice::Lost { peer: PeerId(id), cause }
+                }),
+                Event::Message { link, message, granted } => match (self.peers.by_link(link), Said::decode(&message)) {
+                    (Some(id), Some(said)) => self.hear(id, link, said, granted, now),
+                    (peer, _) => {
+                        if let Some(granted) = granted {
+                            self.device.release(granted.rkey);
+                        }
+                        peer.map(|id| {
+                            self.break_connection(id, Status::ConnectionLost, now);
+                            let cause = DeviceError::Protocol("a message that no engine says");
+                            Notice::Lost { peer: PeerId(id), cause }
+                        })
+                    }
+                },
+                _ => None,
+            };
+            if notice.is_some() {
+                return notice;
+            }
+        }
+        None
+    }
+
+    fn clear_grants_to(&mut self, peer: u32) {
+        for place in 0..self.windows.capacity() {
+            let (word, bit) = self.grant_word(place, peer);
+            *self.grants.at_mut(word) &= !bit;
+        }
+    }
+
+    fn came_up(&mut self, link: Link, node: u64, incoming: bool) -> Option<Notice> {
+        let id = match self.peers.by_link(link) {
+            Some(id) => id,
+            // Without a place for it the connection is closed, which is what the other side sees.
+            None => self.add_peer(link, PeerState::Up, node).ok()?.0,
+        };
+        let peer = self.peers.get_mut(id)?;
+        (peer.state, peer.node) = (PeerState::Up, node);
+        for class in 0..verbring_sys::CLASSES {
+            peer.set_open(class, true);
+        }
+        Some(Notice::Connected { peer: PeerId(id), node, incoming })
+    }
+
+    /// A peer's engine said something. Every number in it is checked.
+    fn hear(&mut self, peer: u32, link: Link, said: Said, granted: Option<Granted>, now: u64) -> Option<Notice> {
+        if !matches!(said, Said::Grant { .. })
+            && let Some(granted) = granted
+        {
+            self.device.release(granted.rkey);
+        }
+        match said {
+            Said::Import { key, importer, epoch, token } => {
+                self.answer_import(peer, link, key, importer, epoch, &token);
+                None
+            }
+            Said::Grant { key, importer, len, rights } => {
+                let place = index(importer);
+                let info = *self.import_infos.at(place);
+                let is_awaited = info.id == importer
+                    && importer != 0
+                    && info.peer == peer
+                    && info.remote_key == key
+                    && info.state == ImportState::Requested;
+                let key_of_it = RemoteKey { peer: PeerId(peer), key: importer };
+                match granted {
+                    Some(granted) if is_awaited && granted.base.is_multiple_of(8) => {
+                        self.enter_import(place, key_of_it, granted, len, rights);
+                        Some(Notice::Imported { key: key_of_it })
+                    }
+                    Some(granted) => {
+                        self.device.release(granted.rkey);
+                        self.say(peer, link, Said::LetGo { key }, None);
+                        None
+                    }
+                    None if is_awaited => {
+                        // The device had no room for the mapping.
+                        self.import_infos.at_mut(place).state = ImportState::Failed(Status::TooManyOutstanding);
+                        self.say(peer, link, Said::LetGo { key }, None);
+                        Some(Notice::ImportFailed { key: key_of_it, status: Status::TooManyOutstanding })
+                    }
+                    None => None,
+                }
+            }
+            Said::Deny { key, importer, status } => {
+                let info = self.import_infos.at_mut(index(importer));
+                let is_awaited = info.id == importer
+                    && importer != 0
+                    && info.peer == peer
+                    && info.remote_key == key
+                    && info.state == ImportState::Requested;
+                if !is_awaited {
+                    return None;
+                }
+                info.state = ImportState::Failed(status);
+                Some(Notice::ImportFailed { key: RemoteKey { peer: PeerId(peer), key: importer }, status })
+            }
+            Said::Revoke { key } => {
+                let revoked = self.revoked(peer, key, now);
+                self.say(peer, link, Said::LetGo { key }, None);
+                revoked
+            }
+            Said::LetGo { key } => {
+                let place = index(key);
+                if self.locals.at(place).id == u64::from(key) {
+                    // Another import of the same region by the same peer may live on; it only delays nothing.
+                    let (word, bit) = self.grant_word(place, peer);
+                    *self.grants.at_mut(word) &= !bit;
+                }
+                None
+            }
+        }
+    }
+
+    fn answer_import(&mut self, peer: u32, link: Link, key: u32, importer: u32, epoch: u32, token: &[u8; 16]) {
+        let place = index(key);
+        let info = *self.windows.at(place);
+        let is_there = key != 0 && self.locals.at(place).id == u64::from(key) && !info.rights.is_empty();
+        let deny = if !is_there || info.is_closing || info.epoch != epoch {
+            Some(Status::StaleEpoch)
+        } else if !bool::from(self.token(key, epoch).ct_eq(token)) {
+            Some(Status::RemoteAccess)
+        } else {
+            None
+        };
+        if let Some(status) = deny {
+            return self.say(peer, link, Said::Deny { key, importer, status }, None);
+        }
+        let (word, bit) = self.grant_word(place, peer);
+        *self.grants.at_mut(word) |= bit;
+        let len = self.locals.at(place).read_limit;
+        self.say(peer, link, Said::Grant { key, importer, len, rights: info.rights }, Some(info.mr));
+    }
+
+    /// What a grant lets one do: what owner, mapping and Remote all allow.
+    fn enter_import(&mut self, place: u32, key: RemoteKey, granted: Granted, len: u64, rights: Rights) {
+        let info = self.import_infos.at_mut(place);
+        info.state = ImportState::Ready;
+        info.rights &= rights;
+        info.len = info.len.min(len).min(granted.len);
+        let limit = |right: Rights, is_possible: bool| {
+            if info.rights.contains(right) && is_possible { info.len } else { 0 }
+        };
+        let can_do_atomics = granted.writable && self.device.caps().atomics && info.domain == self.device.caps().domain;
+        *self.imports.at_mut(place) = Memory {
+            id: u64::from(key.peer.0) | u64::from(key.key) << 32,
+            base: granted.base,
+            read_limit: limit(Rights::READ, true),
+            write_limit: limit(Rights::WRITE, granted.writable),
+            atomic_limit: limit(Rights::ATOMIC, can_do_atomics),
+            device_key: granted.rkey,
+        };
+    }
+
+    /// The owner took a region back: nothing of this engine touches it any more when this returns.
+    fn revoked(&mut self, peer: u32, remote_key: u32, now: u64) -> Option<Notice> {
+        let mut notice = None;
+        for place in 0..self.import_infos.capacity() {
+            let info = *self.import_infos.at(place);
+            let is_it = info.id != 0 && info.peer == peer && info.remote_key == remote_key;
+            if !is_it || matches!(info.state, ImportState::Failed(_)) {
+                continue;
+            }
+            self.import_infos.at_mut(place).state = ImportState::Failed(Status::StaleEpoch);
+            for flight in 0..self.flights.capacity() {
+                let entry = self.flights.at(flight);
+                let names_it = entry.sqe.key() == info.id && entry.sqe.peer() == peer && has_remote(&entry.sqe);
+                match entry.state {
+                    State::Held if names_it => self.finish(flight, Status::StaleEpoch, 0, 0),
+                    State::Posted if names_it => {
+                        self.cut(flight, Status::StaleEpoch);
+                    }
+                    _ => {}
+                }
+            }
+            self.peers.set_waiting(peer, true);
+            self.drop_mapping(info.id);
+            notice = Some(Notice::Revoked { key: RemoteKey { peer: PeerId(peer), key: info.id } });
+        }
+        let _ = now;
+        notice
+    }
+
+    /// Why the remote side of an entry was refused.
+    #[cold]
+    pub(crate) fn why_not_remote(&self, sqe: &Sqe, access: Access) -> Status {
+        let key = RemoteKey { peer: PeerId(sqe.peer()), key: sqe.key() };
+        let missing = match self.import_of(key).map(|info| info.state) {
+            Some(ImportState::Requested) => Status::NotReady,
+            Some(ImportState::Failed(status)) => status,
+            Some(ImportState::Ready) | None => Status::BadRemoteKey,
+        };
+        let why = self.imports.at(index(sqe.key())).why_not(sqe.words[1], access, missing, Status::RemoteOutOfBounds);
+        let is_elsewhere = self.import_of(key).is_some_and(|info| info.domain != self.device.caps().domain);
+        if why == Status::RemoteAccess && access == Access::Atomic && is_elsewhere { Status::WrongDomain } else { why }
+    }
+
+    /// Why the signal word of an entry was refused.
+    #[cold]
+    pub(crate) fn why_not_signal(&self, sqe: &Sqe) -> Status {
+        self.why_not_remote(sqe, Access::Write)
+    }
+
+    /// Why the local side of an entry was refused.
+    #[cold]
+    pub(crate) fn why_not_local(&self, sqe: &Sqe) -> Status {
+        let (memory, id) = (self.locals.at(index(sqe.lkey())), u64::from(sqe.lkey()));
+        memory.why_not(id, Access::Read, Status::BadLocalKey, Status::LocalOutOfBounds)
+    }
+}
+
+fn has_local(sqe: &Sqe) -> bool {
+    let opcode = Opcode::from_raw(sqe.opcode());
+    matches!(opcode, Some(Opcode::Put | Opcode::Get | Opcode::PutSignal | Opcode::Send | Opcode::Recv))
+}
+
+fn has_remote(sqe: &Sqe) -> bool {
+    !matches!(Opcode::from_raw(sqe.opcode()), Some(Opcode::Send | Opcode::Recv | Opcode::Flush))
+}

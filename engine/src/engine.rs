@@ -1,0 +1,744 @@
+//! Where everything meets: entries come out of the rings, are checked, and go to the device; its completions find their
+//! operations and go back into the rings.
+//!
+//! This file is the way of an operation that ends at once. What waits is in `held.rs`, memory and its rights in
+//! `access.rs`.
+
+use core::fmt;
+use core::ops::{Deref, DerefMut};
+
+use verbring_slab::{Arena, ArenaFull, Slab, SlabHandle, Table};
+use verbring_sys::{CLASSES, Device, DeviceError, Link, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
+
+use crate::access::{ImportInfo, WindowInfo};
+use crate::cqe::{BLOCK, VALUE, block};
+use crate::flight::{Flights, MAX_FLIGHTS, NONE};
+use crate::key::{Access, MAX_INDEX, Memory, PeerId, RemoteKey, index};
+use crate::peer::{Peer, PeerState, Peers};
+use crate::port::{Keep, Port};
+use crate::ring::{AppEnd, EngineEnd, MAX_ENTRIES, Parts, ring_bytes};
+use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
+
+/// Ports of an engine, its own included.
+pub const MAX_PORTS: usize = 8;
+/// Notices kept for a later `control`.
+pub(crate) const NOTICES: usize = 32;
+/// Completions taken from the device in one go.
+const WCS: usize = 16;
+/// Room in a completion ring that `submit` wants to see before it looks at the application's watermark again.
+const WANTED_ROOM: u32 = 128;
+
+/// How large an engine is, and who it is. Every size is rounded up to a power of two.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Entries of a submission ring.
+    pub sq_entries: u32,
+    /// Entries of a completion ring.
+    pub cq_entries: u32,
+    /// Operations that are pending at one time, in all rings together.
+    pub max_outstanding: u32,
+    /// Connections.
+    pub max_peers: u32,
+    /// Registrations of own memory.
+    pub max_windows: u32,
+    /// Imported regions.
+    pub max_imports: u32,
+    /// The incarnation id: another for each engine that ever was, and the same that its device tells its peers.
+    pub node: u64,
+    /// What tokens are made from. Nobody else knows it.
+    pub secret: [u8; 16],
+}
+
+impl Default for Config {
+    /// Sizes only: `node` and `secret` are for the caller to fill in.
+    fn default() -> Config {
+        Config {
+            sq_entries: 1024,
+            cq_entries: 2048,
+            max_outstanding: 1024,
+            max_peers: 64,
+            max_windows: 64,
+            max_imports: 256,
+            node: 0,
+            secret: [0; 16],
+        }
+    }
+}
+
+impl Config {
+    /// The bytes of an arena that such an engine takes.
+    pub const fn bytes(&self) -> usize {
+        let windows = Table::<Memory>::capacity_for(self.max_windows);
+        let peers = Table::<Peer>::capacity_for(self.max_peers);
+        ring_bytes(self.sq_entries.next_power_of_two(), self.cq_entries.next_power_of_two())
+            + Flights::bytes(self.max_outstanding)
+            + Table::<Peer>::bytes(self.max_peers)
+            + Table::<u64>::bytes(peers.div_ceil(64))
+            + Table::<Memory>::bytes(self.max_windows)
+            + Table::<WindowInfo>::bytes(self.max_windows)
+            + Table::<u64>::bytes(windows * peers.div_ceil(64))
+            + Table::<Memory>::bytes(self.max_imports)
+            + Table::<ImportInfo>::bytes(self.max_imports)
+            + 4096
+    }
+}
+
+/// Why an engine could not be made, or a connection not be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A size in the [`Config`] is 0 or too large.
+    Size {
+        /// Which one.
+        what: &'static str,
+        /// The largest.
+        limit: u32,
+    },
+    /// The arena is too small.
+    Arena(ArenaFull),
+    /// The peer table is full.
+    PeerTableFull {
+        /// Its capacity.
+        limit: u32,
+    },
+    /// An engine has at most [`MAX_PORTS`] ports.
+    TooManyPorts,
+    /// The memory is no ring of this version, or not of the sizes it says.
+    NotARing,
+    /// The device said no.
+    Device(DeviceError),
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EngineError::Size { what, limit } => write!(f, "Config::{what} must be 1 to {limit}"),
+            EngineError::Arena(full) => full.fmt(f),
+            EngineError::PeerTableFull { limit } => {
+                write!(f, "all {limit} places for peers are taken; disconnect lost ones, or raise Config::max_peers")
+            }
+            EngineError::TooManyPorts => write!(f, "an engine has at most {MAX_PORTS} ports, its own included"),
+            EngineError::NotARing => {
+                f.write_str("the memory is no ring of this version; use one release on both ends of it")
+            }
+            EngineError::Device(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for EngineError {}
+
+impl From<DeviceError> for EngineError {
+    fn from(error: DeviceError) -> EngineError {
+        EngineError::Device(error)
+    }
+}
+
+impl From<ArenaFull> for EngineError {
+    fn from(full: ArenaFull) -> EngineError {
+        EngineError::Arena(full)
+    }
+}
+
+/// What `control` has to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A peer is connected.
+    Connected {
+        /// Its id.
+        peer: PeerId,
+        /// The incarnation id of its engine.
+        node: u64,
+        /// Whether it connected to us.
+        incoming: bool,
+    },
+    /// A connection is lost, or came to nothing. Its operations end in error; `disconnect` frees its place.
+    Lost {
+        /// The peer's id.
+        peer: PeerId,
+        /// Why.
+        cause: DeviceError,
+    },
+    /// An import is ready.
+    Imported {
+        /// The key that `import` gave.
+        key: RemoteKey,
+    },
+    /// An import was refused.
+    ImportFailed {
+        /// The key that `import` gave.
+        key: RemoteKey,
+        /// Why.
+        status: Status,
+    },
+    /// The owner closed a region or bumped its epoch: operations on it end as `StaleEpoch`.
+    Revoked {
+        /// The import.
+        key: RemoteKey,
+    },
+}
+
+/// The engine's side of a port.
+pub(crate) struct PortEnd {
+    pub(crate) end: EngineEnd,
+    /// Cqes that operations in flight may still need.
+    pub(crate) owed: u32,
+    pub(crate) chain: Option<Chain>,
+    pub(crate) slab: Option<SlabHandle>,
+    pub(crate) _keep: Keep,
+}
+
+/// Both ends' view of one pair of rings.
+struct Rings {
+    engine: Parts,
+    app: Parts,
+}
+
+impl Rings {
+    /// Lays out rings in an arena; the application attaches to them as it would to anybody's.
+    ///
+    /// # Safety
+    /// Both ends keep the arena.
+    unsafe fn carve(arena: &mut Arena, sq: u32, cq: u32) -> Result<Rings, EngineError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let base = arena.block(ring_bytes(sq, cq), 128)?;
+            let engine = Parts::create(base, sq, cq);
+            let app = Parts::attach(base, ring_bytes(sq, cq)).map_err(|_| EngineError::NotARing)?;
+            Ok(Rings { engine, app })
+        }
+    }
+}
+
+/// A chain of linked entries that is not over yet.
+#[derive(Clone, Copy)]
+pub(crate) struct Chain {
+    pub(crate) id: u32,
+    pub(crate) peer: u32,
+    pub(crate) class: u8,
+    pub(crate) has_failed: bool,
+}
+
+/// One engine: polled, single-threaded, generic over its device.
+///
+/// It is also its own [`Port`]: `push`, `put`, `reap` and the like are that type's.
+pub struct Engine<D: Device> {
+    // The device goes first: after its drop nothing touches memory any more.
+    pub(crate) device: D,
+    pub(crate) ports: heapless::Vec<PortEnd, MAX_PORTS>,
+    pub(crate) peers: Peers,
+    pub(crate) flights: Flights,
+    pub(crate) imports: Table<Memory>,
+    pub(crate) import_infos: Table<ImportInfo>,
+    pub(crate) locals: Table<Memory>,
+    pub(crate) windows: Table<WindowInfo>,
+    /// For each window, a bit for each peer that it was granted to.
+    pub(crate) grants: Table<u64>,
+    /// Told by `control`, found while somebody waited for something else.
+    pub(crate) notices: heapless::Deque<Notice, NOTICES>,
+    pub(crate) next_deadline: u64,
+    pub(crate) next_chain: u32,
+    pub(crate) config: Config,
+    own: Port,
+    /// The rings and tables lie in it; the ports of other threads keep it too.
+    #[cfg(not(feature = "std"))]
+    _arena: Arena,
+}
+
+impl<D: Device> Deref for Engine<D> {
+    type Target = Port;
+    fn deref(&self) -> &Port {
+        &self.own
+    }
+}
+
+impl<D: Device> DerefMut for Engine<D> {
+    fn deref_mut(&mut self) -> &mut Port {
+        &mut self.own
+    }
+}
+
+/// What became of an entry that was started.
+pub(crate) enum Started {
+    Done(u64),
+    /// The device has `parts` work requests of it, perhaps with a signal still to come, perhaps with its end decided.
+    Posted {
+        parts: u8,
+        needs_signal: bool,
+        fate: Option<Status>,
+    },
+    Full,
+    Refused(Status),
+}
+
+impl<D: Device> Engine<D> {
+    /// An engine over a device, its rings and tables in `arena`. The slab, if there is one, is registered with the device
+    /// and belongs to the engine's own port.
+    pub fn new(device: D, arena: Arena, slab: Option<Slab>, config: Config) -> Result<Engine<D>, EngineError> {
+        let mut arena = arena;
+        let check = |what, value: u32, limit| {
+            if (1..=limit).contains(&value) { Ok(()) } else { Err(EngineError::Size { what, limit }) }
+        };
+        check("sq_entries", config.sq_entries, MAX_ENTRIES)?;
+        check("cq_entries", config.cq_entries, MAX_ENTRIES)?;
+        check("max_outstanding", config.max_outstanding, MAX_FLIGHTS)?;
+        check("max_peers", config.max_peers, MAX_INDEX)?;
+        check("max_windows", config.max_windows, MAX_INDEX)?;
+        check("max_imports", config.max_imports, MAX_INDEX)?;
+        let peers = Table::<Peer>::capacity_for(config.max_peers);
+        let windows = Table::<Memory>::capacity_for(config.max_windows);
+        let (sq, cq) = (config.sq_entries.next_power_of_two(), config.cq_entries.next_power_of_two());
+        // SAFETY: the engine and its port keep the arena as long as they use what is carved here.
+        let (rings, peers, flights, imports, import_infos, locals, window_infos, grants) = unsafe {
+            (
+                Rings::carve(&mut arena, sq, cq)?,
+                Peers {
+                    table: arena.table(peers, |_| Peer::NONE)?,
+                    waiting: arena.table(peers.div_ceil(64), |_| 0)?,
+                    waiting_count: 0,
+                },
+                Flights::new(&mut arena, config.max_outstanding)?,
+                arena.table(config.max_imports, |_| Memory::NONE)?,
+                arena.table(config.max_imports, |_| ImportInfo::NONE)?,
+                arena.table(windows, |_| Memory::NONE)?,
+                arena.table(windows, |_| WindowInfo::NONE)?,
+                arena.table(windows * peers.div_ceil(64), |_| 0)?,
+            )
+        };
+        #[cfg(feature = "std")]
+        let keep = std::sync::Arc::new(arena);
+        #[cfg(feature = "std")]
+        let own = Port::new(AppEnd::new(rings.app), keep.clone());
+        #[cfg(not(feature = "std"))]
+        let (keep, own) = ((), Port::new(AppEnd::new(rings.app), ()));
+        let mut engine = Engine {
+            device,
+            ports: heapless::Vec::new(),
+            peers,
+            flights,
+            imports,
+            import_infos,
+            locals,
+            windows: window_infos,
+            grants,
+            notices: heapless::Deque::new(),
+            next_deadline: u64::MAX,
+            next_chain: 0,
+            config,
+            own,
+            #[cfg(not(feature = "std"))]
+            _arena: arena,
+        };
+        if let Some((slab, key)) = engine.add_port_end(rings.engine, slab, keep)? {
+            engine.own.set_slab(slab, key);
+        }
+        Ok(engine)
+    }
+
+    /// The engine's side of a port. The slab is registered, and given back with its key.
+    fn add_port_end(&mut self, ring: Parts, slab: Option<Slab>, keep: Keep) -> Result<Option<(Slab, u32)>, EngineError> {
+        let mut end = PortEnd { end: EngineEnd::new(ring), owed: 0, chain: None, slab: None, _keep: keep };
+        let slab = match slab {
+            None => None,
+            Some(mut slab) => {
+                let (base, len) = slab.data();
+                end.slab = Some(slab.handle());
+                // SAFETY: the handle in `ports` keeps the slab's memory until the device is gone.
+                let key = unsafe { self.register_local(DeviceMemory::Private { base, len }) }?;
+                Some((slab, key))
+            }
+        };
+        self.ports.push(end).map_err(|_| EngineError::TooManyPorts)?;
+        Ok(slab)
+    }
+
+    /// Another port, for another thread: rings of their own, and a slab of their own if one is given.
+    #[cfg(feature = "std")]
+    pub fn add_port(&mut self, slab: Option<Slab>) -> Result<Port, EngineError> {
+        use verbring_slab::{Region, RegionOptions};
+        let (sq, cq) = (self.config.sq_entries.next_power_of_two(), self.config.cq_entries.next_power_of_two());
+        let bytes = ring_bytes(sq, cq) + 128;
+        let no_memory = EngineError::Device(DeviceError::System { call: "mmap", errno: 12 });
+        let region = Region::private(bytes, RegionOptions::default()).map_err(|_| no_memory)?;
+        let mut arena = Arena::from_region(region);
+        // SAFETY: both ends keep the arena.
+        let rings = unsafe { Rings::carve(&mut arena, sq, cq) }?;
+        let keep = std::sync::Arc::new(arena);
+        let mut port = Port::new(AppEnd::new(rings.app), keep.clone());
+        if self.ports.is_full() {
+            return Err(EngineError::TooManyPorts);
+        }
+        if let Some((slab, key)) = self.add_port_end(rings.engine, slab, keep)? {
+            port.set_slab(slab, key);
+        }
+        Ok(port)
+    }
+
+    /// The device, to be looked at.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// The device. Calls that change connections or registrations behind the engine's back are not for applications.
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// Operations in flight.
+    pub fn outstanding(&self) -> u32 {
+        self.flights.live
+    }
+
+    /// Takes the entries that were pushed, and starts each, or holds it, or ends it in error: how many. Entries stay in
+    /// the ring while the completion ring has no room for theirs.
+    #[inline]
+    pub fn submit(&mut self, now: u64) -> u32 {
+        let mut total = 0;
+        for port in 0..self.ports.len() {
+            total += self.submit_port(port, now);
+        }
+        if total != 0 {
+            self.device.ring();
+        }
+        total
+    }
+
+    fn submit_port(&mut self, index: usize, now: u64) -> u32 {
+        let Some(port) = self.ports.get_mut(index) else { return 0 };
+        let room = port.end.cq_room(port.owed, WANTED_ROOM);
+        let mut taken = 0;
+        while taken < room {
+            let Some(port) = self.ports.get_mut(index) else { break };
+            let Some(sqe) = port.end.take() else { break };
+            taken += 1;
+            // The way of most: a plain operation to a peer that nothing is held for, outside of any chain.
+            let class = (sqe.class_bits() & (CLASSES as u8 - 1)) as usize;
+            let peer = self.peers.table.at(crate::key::index(sqe.peer()));
+            let is_plain = is_plain(&sqe) && port.chain.is_none();
+            if is_plain && peer.open[class] == sqe.peer() && sqe.peer() != 0 {
+                let flight = self.flights.next_free();
+                if flight != NONE {
+                    let started = self.start(&sqe, peer.qp(class), self.flights.wr_id(flight, 0));
+                    if let Started::Done(value) = started {
+                        self.complete(index, &sqe, Status::Success, 0, value);
+                    } else {
+                        self.after_start(index, &sqe, started, u64::MAX, 0);
+                    }
+                    continue;
+                }
+            }
+            self.submit_slow(index, sqe, now);
+        }
+        if let Some(port) = self.ports.get_mut(index) {
+            port.end.tell();
+        }
+        taken
+    }
+
+    /// Checks the memory that an entry names, and gives its work to the device.
+    #[inline(always)]
+    pub(crate) fn start(&mut self, sqe: &Sqe, qp: Qp, wr_id: u64) -> Started {
+        let mut wr = Wr {
+            wr_id,
+            op: WrOp::Put,
+            len: sqe.len(),
+            rkey: 0,
+            imm: 0,
+            local: core::ptr::null_mut(),
+            local_mr: Mr(0),
+            remote: 0,
+            operand: sqe.operand(),
+            second: sqe.local(),
+        };
+        let Some(opcode) = Opcode::from_raw(sqe.opcode()) else { return Started::Refused(Status::BadOpcode) };
+        // The remote side, then the local one.
+        let access = match opcode {
+            Opcode::Put | Opcode::PutSignal => Access::Write,
+            Opcode::PutInline => {
+                wr.op = WrOp::PutInline;
+                (wr.operand, wr.second) = (sqe.local(), sqe.operand());
+                if wr.len > MAX_INLINE {
+                    return Started::Refused(Status::BadLength);
+                }
+                Access::Write
+            }
+            Opcode::Get => {
+                wr.op = WrOp::Get;
+                Access::Read
+            }
+            Opcode::FetchAdd | Opcode::CompareSwap | Opcode::Swap => {
+                wr.op = match opcode {
+                    Opcode::FetchAdd => WrOp::FetchAdd,
+                    Opcode::CompareSwap => WrOp::CompareSwap,
+                    _ => WrOp::Swap,
+                };
+                wr.len = 8;
+                if sqe.offset() % 8 != 0 {
+                    return Started::Refused(Status::Misaligned);
+                }
+                Access::Atomic
+            }
+            _ => return self.start_other(sqe, opcode, qp, wr),
+        };
+        let remote = self.imports.at(index(sqe.key()));
+        let Some(address) = remote.resolve(sqe.words[1], access, sqe.offset(), wr.len) else {
+            return Started::Refused(self.why_not_remote(sqe, access));
+        };
+        wr.remote = address;
+        wr.rkey = remote.device_key;
+        if matches!(opcode, Opcode::Put | Opcode::Get | Opcode::PutSignal) {
+            let local = self.locals.at(index(sqe.lkey()));
+            // Own memory may be both source and sink.
+            let Some(address) = local.resolve(u64::from(sqe.lkey()), Access::Read, sqe.local(), wr.len) else {
+                return Started::Refused(self.why_not_local(sqe));
+            };
+            wr.local = address as *mut u8;
+            wr.local_mr = Mr(local.device_key);
+        }
+        if opcode == Opcode::PutSignal {
+            return self.start_put_signal(sqe, qp, &wr);
+        }
+        // SAFETY: both ranges were checked against live registrations; the words are aligned, as regions are. The local
+        // bytes are a Window's, or a block that was lent to this operation.
+        started(unsafe { self.device.post(qp, &wr) })
+    }
+
+    /// The rest of `start`: what names no import.
+    #[inline(never)]
+    fn start_other(&mut self, sqe: &Sqe, opcode: Opcode, qp: Qp, mut wr: Wr) -> Started {
+        (wr.op, wr.imm) = match opcode {
+            Opcode::Send => (WrOp::Send, sqe.aux()),
+            Opcode::Recv => (WrOp::Recv, 0),
+            Opcode::Flush => (WrOp::Flush, 0),
+            _ => return Started::Refused(Status::BadOpcode),
+        };
+        if opcode == Opcode::Flush {
+            wr.len = 0;
+        } else {
+            if opcode == Opcode::Send && wr.len > self.device.caps().max_send {
+                return Started::Refused(Status::BadLength);
+            }
+            let local = self.locals.at(index(sqe.lkey()));
+            let Some(address) = local.resolve(u64::from(sqe.lkey()), Access::Read, sqe.local(), wr.len) else {
+                return Started::Refused(self.why_not_local(sqe));
+            };
+            wr.local = address as *mut u8;
+            wr.local_mr = Mr(local.device_key);
+        }
+        // SAFETY: as in `start`.
+        started(unsafe { self.device.post(qp, &wr) })
+    }
+
+    /// A put and the signal behind it. Where the device does not keep them in order, the signal waits for the put, and
+    /// for all before it.
+    #[inline(always)]
+    fn start_put_signal(&mut self, sqe: &Sqe, qp: Qp, put: &Wr) -> Started {
+        let Some(signal) = self.signal_of(sqe, put.wr_id) else {
+            return Started::Refused(self.why_not_signal(sqe));
+        };
+        // SAFETY: as in `start`.
+        match unsafe { self.device.post(qp, put) } {
+            // SAFETY: the word was checked, and is aligned.
+            Posted::Done(_) => match unsafe { self.device.post(qp, &signal) } {
+                Posted::Done(_) => Started::Done(0),
+                Posted::Pending => Started::Posted { parts: 1, needs_signal: false, fate: None },
+                Posted::Full => Started::Posted { parts: 0, needs_signal: true, fate: None },
+                Posted::Refused(status) => Started::Refused(status),
+            },
+            Posted::Pending if self.device.caps().ordered_signal => {
+                // SAFETY: as above.
+                match unsafe { self.device.post(qp, &signal) } {
+                    Posted::Refused(status) => Started::Posted { parts: 1, needs_signal: false, fate: Some(status) },
+                    Posted::Full => Started::Posted { parts: 1, needs_signal: true, fate: None },
+                    Posted::Pending | Posted::Done(_) => Started::Posted { parts: 2, needs_signal: false, fate: None },
+                }
+            }
+            Posted::Pending => Started::Posted { parts: 1, needs_signal: true, fate: None },
+            Posted::Full => Started::Full,
+            Posted::Refused(status) => Started::Refused(status),
+        }
+    }
+
+    /// The work request of a `put_signal`'s word; none if that is out of bounds.
+    #[inline(always)]
+    pub(crate) fn signal_of(&self, sqe: &Sqe, wr_id: u64) -> Option<Wr> {
+        let remote = self.imports.at(index(sqe.key()));
+        let word = u64::from(sqe.aux()) * 8;
+        let address = remote.resolve(sqe.words[1], Access::Write, word, 8)?;
+        Some(Wr {
+            wr_id: wr_id | 1,
+            op: if sqe.flag_bits() & ADD != 0 { WrOp::SignalAdd } else { WrOp::SignalStore },
+            len: 8,
+            rkey: remote.device_key,
+            imm: 0,
+            local: core::ptr::null_mut(),
+            local_mr: Mr(0),
+            remote: address,
+            operand: sqe.operand(),
+            second: 0,
+        })
+    }
+
+    /// Writes the completion of an operation that ended, unless it was silent and succeeded; a block comes back either
+    /// way.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, port: usize, sqe: &Sqe, status: Status, imm: u32, value: u64) {
+        let Some(port) = self.ports.get_mut(port) else { return };
+        let flags = sqe.flag_bits();
+        if flags & (SILENT | BUF) == 0 {
+            let opcode = sqe.opcode();
+            let has_value = (FIRST_WITH_VALUE..=LAST_WITH_VALUE).contains(&opcode);
+            let flag = if has_value { VALUE } else { 0 };
+            port.end.complete(sqe.cookie(), status as u16, flag, imm, value);
+        } else if flags & BUF == 0 {
+            if !status.is_success() {
+                port.end.complete(sqe.cookie(), status as u16, 0, imm, 0);
+            }
+        } else {
+            port.complete_block(sqe, status, imm, value);
+        }
+    }
+
+    /// Takes what the device completed, starts what waited for it, and ends what is late: how many operations ended.
+    #[inline]
+    pub fn poll(&mut self, now: u64) -> u32 {
+        let mut total = 0;
+        loop {
+            let mut wcs = [Wc::new(0, Qp(0), Status::Success); WCS];
+            let count = self.device.poll(now, &mut wcs).min(WCS);
+            for wc in wcs.iter().take(count) {
+                self.completed(wc, now);
+            }
+            total += count as u32;
+            if count < WCS {
+                break;
+            }
+        }
+        if self.peers.waiting_count != 0 {
+            self.advance_all(now);
+        }
+        if now >= self.next_deadline {
+            total += self.expire(now);
+        }
+        total
+    }
+
+    /// The state of a peer; none once it was disconnected.
+    pub fn peer_state(&self, peer: PeerId) -> Option<PeerState> {
+        self.peers.get(peer.0).map(|p| p.state)
+    }
+
+    /// Starts a connection. [`Notice::Connected`] or [`Notice::Lost`] follows.
+    pub fn connect(&mut self, address: &str, now: u64) -> Result<PeerId, EngineError> {
+        let link = self.device.connect(address, now)?;
+        self.add_peer(link, PeerState::Connecting, 0)
+    }
+
+    pub(crate) fn add_peer(&mut self, link: Link, state: PeerState, node: u64) -> Result<PeerId, EngineError> {
+        let qps = core::array::from_fn(|class| self.device.qp(link, class));
+        self.peers.add(link, qps, state, node).ok_or_else(|| {
+            self.device.disconnect(link);
+            EngineError::PeerTableFull { limit: self.peers.table.capacity() }
+        })
+    }
+
+    /// The level that a completion of an operation to this peer means, and what else the device can do.
+    pub fn caps(&self) -> &verbring_sys::Caps {
+        self.device.caps()
+    }
+}
+
+/// For each opcode the flags that make an entry not plain; bit 8 for opcodes that never are.
+const NOT_PLAIN: [u16; 16] = {
+    let mut table = [0x100; 16];
+    let plain = [
+        (Opcode::Put, SILENT | BUF),
+        (Opcode::PutInline, SILENT),
+        (Opcode::Get, SILENT | BUF),
+        (Opcode::PutSignal, SILENT | BUF | ADD),
+        (Opcode::Send, SILENT | BUF),
+        (Opcode::FetchAdd, SILENT),
+        (Opcode::CompareSwap, SILENT),
+        (Opcode::Swap, SILENT),
+    ];
+    let mut i = 0;
+    while i < plain.len() {
+        table[plain[i].0 as usize] = !plain[i].1 as u16;
+        i += 1;
+    }
+    table
+};
+
+/// Whether an entry is of an opcode that starts at once, and asks for nothing that would hold it.
+#[inline(always)]
+fn is_plain(sqe: &Sqe) -> bool {
+    let flags = u16::from(sqe.flag_bits()) | 0x100;
+    // Opcode above 15, class above 1, reserved bits: none of these.
+    let rest = (sqe.words[0] >> 32) & !(0x0f | 0xff << 8 | (CLASSES as u64 - 1) << 16);
+    flags & NOT_PLAIN[(sqe.opcode() & 15) as usize] == 0 && rest == 0 && sqe.deadline_units() == 0
+}
+
+const FIRST_WITH_VALUE: u8 = Opcode::Recv as u8;
+const LAST_WITH_VALUE: u8 = Opcode::Swap as u8;
+const _: () = assert!(Opcode::Recv as u8 == 6 && Opcode::FetchAdd as u8 == 7 && Opcode::CompareSwap as u8 == 8);
+
+#[inline(always)]
+fn started(posted: Posted) -> Started {
+    match posted {
+        Posted::Done(value) => Started::Done(value),
+        Posted::Pending => Started::Posted { parts: 1, needs_signal: false, fate: None },
+        Posted::Full => Started::Full,
+        Posted::Refused(status) => Started::Refused(status),
+    }
+}
+
+impl PortEnd {
+    #[inline(never)]
+    fn complete_block(&mut self, sqe: &Sqe, status: Status, imm: u32, value: u64) {
+        let is_silent = sqe.flag_bits() & SILENT != 0 && status.is_success();
+        if is_silent || self.end.is_app_gone() {
+            if let Some(slab) = &self.slab {
+                slab.give_back(sqe.local() as usize);
+            }
+        }
+        if !is_silent {
+            let is_message = sqe.opcode() == Opcode::Recv as u8 && status.is_success();
+            let len = if is_message { (value as u32).min(sqe.len()) } else { sqe.len() };
+            self.end.complete(sqe.cookie(), status as u16, VALUE | BLOCK, imm, block(sqe.local(), len));
+        }
+    }
+}
+
+impl Drop for PortEnd {
+    /// Blocks in completions that nobody will read go back by themselves.
+    fn drop(&mut self) {
+        self.end.leave();
+        if self.end.is_app_gone()
+            && let Some(slab) = &self.slab
+        {
+            for (flags, value) in self.end.unread() {
+                if flags & BLOCK != 0 {
+                    slab.give_back(crate::cqe::unblock(value).0 as usize);
+                }
+            }
+        }
+    }
+}
+
+impl<D: Device> Drop for Engine<D> {
+    /// Everything that was accepted ends, everything pushed too as far as its ring has room, and no block is lost.
+    fn drop(&mut self) {
+        self.end_all();
+        for index in 0..self.ports.len() {
+            while let Some(sqe) = self.ports[index].end.take() {
+                let port = &mut self.ports[index];
+                if port.end.cq_room(port.owed, 1) > 0 {
+                    self.complete(index, &sqe, Status::ConnectionLost, 0, 0);
+                } else if let (true, Some(slab)) = (sqe.flag_bits() & BUF != 0, &port.slab) {
+                    slab.give_back(sqe.local() as usize);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Keys: the small numbers by which an entry names memory, and the tables behind them.
+//!
+//! A key is an index and a generation, so one that was given up is not taken for its successor. One compare of the whole
+//! identity says that the entry exists, is of that generation, and of that peer; a missing right is a limit of 0.
+
+use verbring_slab::Table;
+use verbring_sys::Status;
+
+/// The low bits of every id are an index, the rest a generation.
+pub(crate) const INDEX_BITS: u32 = 12;
+/// The most entries of the tables of peers, windows and imports.
+pub(crate) const MAX_INDEX: u32 = 1 << INDEX_BITS;
+
+/// The id that follows `id` in the same place: the next generation. Never 0.
+pub(crate) const fn next_id(id: u32, index: u32) -> u32 {
+    let generation = (id >> INDEX_BITS).wrapping_add(1) & (u32::MAX >> INDEX_BITS);
+    let generation = if generation == 0 { 1 } else { generation };
+    generation << INDEX_BITS | index
+}
+
+/// The place of an id.
+#[inline(always)]
+pub(crate) const fn index(id: u32) -> u32 {
+    id & (MAX_INDEX - 1)
+}
+
+/// A peer, as the engine numbers it. It is of one connection: after that is gone the number means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerId(pub(crate) u32);
+
+/// An imported region of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteKey {
+    pub(crate) peer: PeerId,
+    pub(crate) key: u32,
+}
+
+/// A place in an imported region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub(crate) key: RemoteKey,
+    pub(crate) offset: u64,
+}
+
+impl RemoteKey {
+    /// The place at `offset` bytes.
+    #[inline(always)]
+    pub const fn at(self, offset: u64) -> Target {
+        Target { key: self, offset }
+    }
+
+    /// Whose region it is.
+    pub const fn peer(self) -> PeerId {
+        self.peer
+    }
+}
+
+impl PeerId {
+    /// The number, as it stands in an sqe.
+    pub const fn raw(self) -> u32 {
+        self.0
+    }
+}
+
+/// What an operation does with memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+    Atomic,
+}
+
+/// One line of a table of memory: all that a bounds check needs.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Memory {
+    /// Of an import: peer and key, as in the sqe's second word. Of local memory: its key. 0: nobody.
+    pub(crate) id: u64,
+    pub(crate) base: u64,
+    pub(crate) read_limit: u64,
+    pub(crate) write_limit: u64,
+    pub(crate) atomic_limit: u64,
+    /// The device's name for it.
+    pub(crate) device_key: u32,
+}
+
+const _: () = assert!(size_of::<Memory>() == 64);
+
+impl Memory {
+    pub(crate) const NONE: Memory =
+        Memory { id: 0, base: 0, read_limit: 0, write_limit: 0, atomic_limit: 0, device_key: 0 };
+
+    #[inline(always)]
+    fn limit(&self, access: Access) -> u64 {
+        match access {
+            Access::Read => self.read_limit,
+            Access::Write => self.write_limit,
+            Access::Atomic => self.atomic_limit,
+        }
+    }
+
+    /// The address of `offset`, if the entry is `id` and grants `access` to `len` bytes there.
+    #[inline(always)]
+    pub(crate) fn resolve(&self, id: u64, access: Access, offset: u64, len: u32) -> Option<u64> {
+        let (limit, len) = (self.limit(access), u64::from(len));
+        if self.id != id || len > limit || offset > limit - len {
+            return None;
+        }
+        Some(self.base.wrapping_add(offset))
+    }
+
+    /// Why `resolve` said no. `stale` is what to say of an id that is not there.
+    #[cold]
+    pub(crate) fn why_not(&self, id: u64, access: Access, missing: Status, outside: Status) -> Status {
+        let longest = self.read_limit.max(self.write_limit).max(self.atomic_limit);
+        if self.id != id {
+            missing
+        } else if self.limit(access) == 0 && longest != 0 {
+            Status::RemoteAccess
+        } else {
+            outside
+        }
+    }
+}
+
+/// Finds a free place: the first whose identity is 0.
+pub(crate) fn free_place(table: &Table<Memory>) -> Option<u32> {
+    table.iter().position(|m| m.id == 0).map(|i| i as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against the check as one would write it with wide numbers.
+        #[test]
+        fn bounds(limit in any::<u64>(), offset in any::<u64>(), len in any::<u32>(), near in 0u64..20) {
+            let offset = if near < 10 { limit.wrapping_sub(near) } else { offset };
+            let memory = Memory { id: 7, base: 1000, write_limit: limit, ..Memory::NONE };
+            let fits = u128::from(offset) + u128::from(len) <= u128::from(limit);
+            prop_assert_eq!(memory.resolve(7, Access::Write, offset, len).is_some(), fits);
+            prop_assert_eq!(memory.resolve(8, Access::Write, offset, len), None);
+        }
+
+        #[test]
+        fn ids_differ_from_their_predecessors(id in any::<u32>(), place in 0u32..MAX_INDEX) {
+            let next = next_id(id, place);
+            prop_assert!(next != 0 && next != id && index(next) == place);
+        }
+    }
+}

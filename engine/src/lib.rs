@@ -1,0 +1,59 @@
+//! One-sided communication through rings: an application pushes sqes, the engine executes them on a device, and
+//! completions come back as cqes. Polled only; no heap, lock, system call or panic between `push` and `reap`.
+//!
+//! ```text
+//! app --Sqe--> SQ --> submit(now): checked, started, or held --Wr--> Device --> the peer's memory
+//! app <--Cqe-- CQ <-- poll(now):   ended                     <--Wc-- Device
+//! ```
+//! * [`Engine`] drives one [`Device`]; [`Port`] is the application's end of its rings, which the engine also has for
+//!   itself: everything that can be called on a port can be called on an engine.
+//! * [`Window`] is memory that peers may reach, [`Buf`] a block that only this process may; [`Remote`] is what one side
+//!   hands to the other to let it in.
+//! * `pinned` (feature `std`) runs an engine on a core of its own.
+//!
+//! Time is nanoseconds of a monotonic clock of the caller's choice, always an argument.
+#![no_std]
+
+#[cfg(feature = "std")]
+extern crate std;
+
+mod access;
+mod cqe;
+mod engine;
+mod flight;
+mod held;
+mod key;
+mod message;
+mod peer;
+#[cfg(feature = "std")]
+pub mod pinned;
+mod port;
+mod remote;
+#[cfg_attr(loom, allow(dead_code))]
+mod ring;
+mod sqe;
+mod sync;
+#[cfg(feature = "std")]
+mod wait;
+mod window;
+
+pub use access::{AccessError, ImportState};
+pub use cqe::Cqe;
+pub use engine::{Config, Engine, EngineError, MAX_PORTS, Notice};
+pub use key::{PeerId, RemoteKey, Target};
+pub use peer::PeerState;
+pub use port::{Completion, Opts, Port, PushError};
+pub use remote::{REMOTE_BYTES, Remote, RemoteError};
+pub use ring::{MAX_ENTRIES, RING_VERSION, ring_bytes};
+pub use sqe::{Local, MAX_INLINE, Opcode, Signal, Sqe, SqeFlags};
+pub use verbring_slab::{Arena, Buf, SizeClass, Slab, SlabError};
+#[cfg(feature = "std")]
+pub use verbring_slab::{Pages, Region, RegionError, RegionOptions};
+#[cfg(feature = "shm")]
+pub use verbring_sys::shm::{Shm, ShmOptions};
+pub use verbring_sys::{Caps, Device, DeviceError, Domain, Level, Memory, Rights, Status};
+#[cfg(feature = "std")]
+pub use wait::{Clock, WaitError, open_with};
+#[cfg(feature = "shm")]
+pub use wait::{ShmEngine, open_shm};
+pub use window::Window;

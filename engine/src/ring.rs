@@ -1,0 +1,613 @@
+//! The two rings between an application and its engine: entries go one way, completions the other.
+//!
+//! ```text
+//! offset   bytes  written by   what
+//!      0      64  creator      header: magic, version, sizes; checked on attach
+//!    128       4  engine       sq watermark: entries taken
+//!    132       4  engine       1 once the engine is gone
+//!    256       4  application  cq watermark: completions taken
+//!    260       4  application  1 once the application is gone
+//!    512  64 x n  application  sqes
+//!      .  16 x m  engine       cqes
+//!      .   8 x m  engine       a value beside each cqe
+//! ```
+//! Neither side publishes an index when it writes: an entry carries its own sequence number (sqe) or lap (cqe) in its
+//! first (last) word, which is stored last, with Release. The watermarks only say how much room there is, and are stored
+//! once a batch. Each side keeps its own positions to itself; what the other side wrote is loaded once, and checked.
+
+use core::ptr::NonNull;
+
+use crate::cqe::{PHASE, VALUE};
+use crate::sqe::Sqe;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Identifies a ring: "vrb-ring".
+const MAGIC: u64 = u64::from_le_bytes(*b"vrb-ring");
+/// The version of the layout.
+pub const RING_VERSION: u32 = 1;
+/// The most entries of either ring.
+pub const MAX_ENTRIES: u32 = 1 << 16;
+
+const SQ_WATERMARK: usize = 128;
+const CQ_WATERMARK: usize = 256;
+const SQES: usize = 512;
+const SQE_WORDS: usize = 8;
+
+/// The bytes of a pair of rings with so many entries (powers of two).
+pub const fn ring_bytes(sq_entries: u32, cq_entries: u32) -> usize {
+    SQES + sq_entries as usize * 64 + cq_entries as usize * (16 + 8)
+}
+
+/// The memory is no ring of this version, or not of the sizes it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotARing;
+
+/// Where the parts of a ring lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts {
+    sqes: NonNull<AtomicU64>,
+    sq_mask: u32,
+    cqes: NonNull<AtomicU64>,
+    values: NonNull<AtomicU64>,
+    cq_mask: u32,
+    sq_watermark: NonNull<AtomicU32>,
+    engine_gone: NonNull<AtomicU32>,
+    cq_watermark: NonNull<AtomicU32>,
+    app_gone: NonNull<AtomicU32>,
+}
+
+// SAFETY: all access is by atomics.
+unsafe impl Send for Parts {}
+
+#[cfg(not(loom))]
+impl Parts {
+    /// Lays out rings over zeroed memory.
+    ///
+    /// # Safety
+    /// `base` is a multiple of 64 and valid for `ring_bytes` of these sizes as long as the parts are used; all access
+    /// meanwhile is by rings. The sizes are powers of two up to [`MAX_ENTRIES`].
+    pub(crate) unsafe fn create(base: NonNull<u8>, sq_entries: u32, cq_entries: u32) -> Parts {
+        let header = Self::header(sq_entries, cq_entries);
+        for (i, word) in header.into_iter().enumerate() {
+            // SAFETY: the first 64 bytes.
+            unsafe { AtomicU64::from_ptr(base.as_ptr().cast::<u64>().add(i)) }.store(word, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::over(base, sq_entries, cq_entries) }
+    }
+
+    /// Finds rings in memory that somebody else laid out and may go on writing.
+    ///
+    /// # Safety
+    /// `base` is a multiple of 64 and valid for `len` bytes as long as the parts are used; all access meanwhile is by
+    /// rings.
+    pub(crate) unsafe fn attach(base: NonNull<u8>, len: usize) -> Result<Parts, NotARing> {
+        if len < SQES {
+            return Err(NotARing);
+        }
+        // SAFETY: the first 64 bytes. Each word is loaded once.
+        let load = |i| unsafe { AtomicU64::from_ptr(base.as_ptr().cast::<u64>().add(i)) }.load(Ordering::Relaxed);
+        let sizes = load(2);
+        let (sq_entries, cq_entries) = (sizes as u32, (sizes >> 32) as u32);
+        let are_good = |n: u32| n.is_power_of_two() && n <= MAX_ENTRIES;
+        if !are_good(sq_entries) || !are_good(cq_entries) || len < ring_bytes(sq_entries, cq_entries) {
+            return Err(NotARing);
+        }
+        let header = Self::header(sq_entries, cq_entries);
+        if (0..8).any(|i| i != 2 && load(i) != header[i]) {
+            return Err(NotARing);
+        }
+        // SAFETY: the caller's promise, and the sizes fit.
+        Ok(unsafe { Self::over(base, sq_entries, cq_entries) })
+    }
+
+    fn header(sq_entries: u32, cq_entries: u32) -> [u64; 8] {
+        let sizes = u64::from(sq_entries) | u64::from(cq_entries) << 32;
+        [MAGIC, u64::from(RING_VERSION), sizes, ring_bytes(sq_entries, cq_entries) as u64, 0, 0, 0, 0]
+    }
+
+    unsafe fn over(base: NonNull<u8>, sq_entries: u32, cq_entries: u32) -> Parts {
+        let cqes = SQES + sq_entries as usize * 64;
+        let values = cqes + cq_entries as usize * 16;
+        // SAFETY: all offsets lie in the memory that the caller gave.
+        unsafe {
+            Parts {
+                sqes: base.add(SQES).cast(),
+                sq_mask: sq_entries - 1,
+                cqes: base.add(cqes).cast(),
+                values: base.add(values).cast(),
+                cq_mask: cq_entries - 1,
+                sq_watermark: base.add(SQ_WATERMARK).cast(),
+                engine_gone: base.add(SQ_WATERMARK + 4).cast(),
+                cq_watermark: base.add(CQ_WATERMARK).cast(),
+                app_gone: base.add(CQ_WATERMARK + 4).cast(),
+            }
+        }
+    }
+}
+
+impl Parts {
+    /// Word `i` of the sqe at a position.
+    #[inline(always)]
+    fn sqe(&self, position: u32, i: usize) -> &AtomicU64 {
+        // SAFETY: the masked index is below the number of entries; i < 8.
+        unsafe { self.sqes.add((position & self.sq_mask) as usize * SQE_WORDS + i).as_ref() }
+    }
+
+    #[inline(always)]
+    fn cqe(&self, position: u32, i: usize) -> &AtomicU64 {
+        // SAFETY: as above; i < 2.
+        unsafe { self.cqes.add((position & self.cq_mask) as usize * 2 + i).as_ref() }
+    }
+
+    #[inline(always)]
+    fn value(&self, position: u32) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { self.values.add((position & self.cq_mask) as usize).as_ref() }
+    }
+
+    /// The phase bit of the lap that a position is in: 1 in the first.
+    #[inline(always)]
+    fn phase(&self, position: u32) -> u16 {
+        if position & (self.cq_mask + 1) == 0 { PHASE } else { 0 }
+    }
+}
+
+/// A cqe as it came out of the ring: bytes of the other side, status not yet looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RawCqe {
+    pub(crate) user_data: u64,
+    pub(crate) status: u16,
+    pub(crate) flags: u16,
+    pub(crate) imm: u32,
+    pub(crate) value: u64,
+}
+
+/// The application's end.
+pub(crate) struct AppEnd {
+    parts: Parts,
+    sq_tail: u32,
+    /// The engine's watermark, as last seen.
+    sq_head: u32,
+    cq_head: u32,
+}
+
+impl AppEnd {
+    pub(crate) fn new(parts: Parts) -> AppEnd {
+        AppEnd { parts, sq_tail: 0, sq_head: 0, cq_head: 0 }
+    }
+
+    /// Room for so many entries, by what was seen of the engine last.
+    #[inline(always)]
+    fn sq_room(&self) -> u32 {
+        (self.parts.sq_mask + 1).wrapping_sub(self.sq_tail.wrapping_sub(self.sq_head))
+    }
+
+    /// Puts an entry into the ring; false if it is full.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, sqe: &Sqe) -> bool {
+        if self.sq_room() == 0 && !self.look_for_room() {
+            return false;
+        }
+        let at = self.sq_tail;
+        self.sq_tail = at.wrapping_add(1);
+        for i in 1..SQE_WORDS {
+            // An operand is written by operations that have one; what stands there else is not looked at.
+            if i < 7 || Self::has_operand(sqe) {
+                self.parts.sqe(at, i).store(sqe.words[i], Ordering::Relaxed);
+            }
+        }
+        let sequence = u64::from(self.sq_tail);
+        self.parts.sqe(at, 0).store(sqe.words[0] & !0xffff_ffff | sequence, Ordering::Release);
+        true
+    }
+
+    #[inline(always)]
+    fn has_operand(sqe: &Sqe) -> bool {
+        use crate::sqe::Opcode;
+        const PUT: u8 = Opcode::Put as u8;
+        const GET: u8 = Opcode::Get as u8;
+        !matches!(sqe.opcode(), PUT | GET)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_for_room(&mut self) -> bool {
+        // SAFETY: the ring's memory is valid as long as its ends.
+        let head = unsafe { self.parts.sq_watermark.as_ref() }.load(Ordering::Acquire);
+        // A watermark that is not between what was taken and what was pushed is made up: no room.
+        if self.sq_tail.wrapping_sub(head) > self.parts.sq_mask + 1 {
+            return false;
+        }
+        self.sq_head = head;
+        self.sq_room() != 0
+    }
+
+    /// Takes the oldest completion.
+    #[inline(always)]
+    pub(crate) fn reap(&mut self) -> Option<RawCqe> {
+        let at = self.cq_head;
+        let last = self.parts.cqe(at, 1).load(Ordering::Acquire);
+        let flags = (last >> 16) as u16;
+        if flags & PHASE != self.parts.phase(at) {
+            return None;
+        }
+        let user_data = self.parts.cqe(at, 0).load(Ordering::Relaxed);
+        let value = if flags & VALUE != 0 { self.parts.value(at).load(Ordering::Relaxed) } else { 0 };
+        self.cq_head = at.wrapping_add(1);
+        // SAFETY: the ring's memory is valid as long as its ends.
+        unsafe { self.parts.cq_watermark.as_ref() }.store(self.cq_head, Ordering::Release);
+        Some(RawCqe { user_data, status: last as u16, flags, imm: (last >> 32) as u32, value })
+    }
+
+    /// Whether the engine is gone.
+    pub(crate) fn is_engine_gone(&self) -> bool {
+        // SAFETY: the ring's memory is valid as long as its ends.
+        unsafe { self.parts.engine_gone.as_ref() }.load(Ordering::Acquire) != 0
+    }
+
+    /// Says that the application is gone.
+    pub(crate) fn leave(&self) {
+        // SAFETY: the ring's memory is valid as long as its ends.
+        unsafe { self.parts.app_gone.as_ref() }.store(1, Ordering::Release);
+    }
+}
+
+/// The engine's end.
+pub(crate) struct EngineEnd {
+    parts: Parts,
+    sq_head: u32,
+    /// What the application was last told.
+    sq_told: u32,
+    cq_tail: u32,
+    /// The application's watermark, as last seen.
+    cq_head: u32,
+}
+
+impl EngineEnd {
+    pub(crate) fn new(parts: Parts) -> EngineEnd {
+        EngineEnd { parts, sq_head: 0, sq_told: 0, cq_tail: 0, cq_head: 0 }
+    }
+
+    /// Takes the oldest entry. Each of its words is loaded once.
+    #[inline(always)]
+    pub(crate) fn take(&mut self) -> Option<Sqe> {
+        let at = self.sq_head;
+        let first = self.parts.sqe(at, 0).load(Ordering::Acquire);
+        if first as u32 != at.wrapping_add(1) {
+            return None;
+        }
+        let mut sqe = Sqe { words: [first, 0, 0, 0, 0, 0, 0, 0] };
+        for i in 1..SQE_WORDS {
+            if i < 7 || AppEnd::has_operand(&sqe) {
+                sqe.words[i] = self.parts.sqe(at, i).load(Ordering::Relaxed);
+            }
+        }
+        self.sq_head = at.wrapping_add(1);
+        Some(sqe)
+    }
+
+    /// Tells the application how far entries were taken; nothing is written if that is old.
+    #[inline(always)]
+    pub(crate) fn tell(&mut self) {
+        if self.sq_told != self.sq_head {
+            self.sq_told = self.sq_head;
+            // SAFETY: the ring's memory is valid as long as its ends.
+            unsafe { self.parts.sq_watermark.as_ref() }.store(self.sq_head, Ordering::Release);
+        }
+    }
+
+    /// Completions that fit, if `reserved` more are to come: by the last look at the application's watermark, or by a
+    /// new one if that leaves fewer than `wanted`.
+    #[inline(always)]
+    pub(crate) fn cq_room(&mut self, reserved: u32, wanted: u32) -> u32 {
+        let capacity = self.parts.cq_mask + 1;
+        let room = capacity.saturating_sub(self.cq_tail.wrapping_sub(self.cq_head).saturating_add(reserved));
+        if room >= wanted { room } else { self.look_for_room(reserved) }
+    }
+
+    #[inline(never)]
+    fn look_for_room(&mut self, reserved: u32) -> u32 {
+        // SAFETY: the ring's memory is valid as long as its ends.
+        let head = unsafe { self.parts.cq_watermark.as_ref() }.load(Ordering::Acquire);
+        let capacity = self.parts.cq_mask + 1;
+        let unread = self.cq_tail.wrapping_sub(head);
+        // A watermark ahead of what was written, or behind what was read, is made up: no room.
+        if unread > capacity {
+            return 0;
+        }
+        self.cq_head = head;
+        capacity.saturating_sub(unread.saturating_add(reserved))
+    }
+
+    /// Writes a completion. There is room: it was reserved when the entry was taken.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, user_data: u64, status: u16, flags: u16, imm: u32, value: u64) {
+        let at = self.cq_tail;
+        self.cq_tail = at.wrapping_add(1);
+        self.parts.cqe(at, 0).store(user_data, Ordering::Relaxed);
+        if flags & VALUE != 0 {
+            self.parts.value(at).store(value, Ordering::Relaxed);
+        }
+        let flags = flags & !PHASE | self.parts.phase(at);
+        let last = u64::from(status) | u64::from(flags) << 16 | u64::from(imm) << 32;
+        self.parts.cqe(at, 1).store(last, Ordering::Release);
+    }
+
+    /// Whether the application is gone.
+    pub(crate) fn is_app_gone(&self) -> bool {
+        // SAFETY: the ring's memory is valid as long as its ends.
+        unsafe { self.parts.app_gone.as_ref() }.load(Ordering::Acquire) != 0
+    }
+
+    /// Says that the engine is gone.
+    pub(crate) fn leave(&self) {
+        // SAFETY: the ring's memory is valid as long as its ends.
+        unsafe { self.parts.engine_gone.as_ref() }.store(1, Ordering::Release);
+    }
+
+    /// The completions that were written and not yet taken; for when the application is gone.
+    pub(crate) fn unread(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        // SAFETY: the ring's memory is valid as long as its ends.
+        let head = unsafe { self.parts.cq_watermark.as_ref() }.load(Ordering::Acquire);
+        let unread = self.cq_tail.wrapping_sub(head).min(self.parts.cq_mask + 1);
+        (0..unread).map(move |i| {
+            let at = self.cq_tail.wrapping_sub(i + 1);
+            let flags = (self.parts.cqe(at, 1).load(Ordering::Acquire) >> 16) as u16;
+            (flags, self.parts.value(at).load(Ordering::Relaxed))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    /// Rings over separate allocations, so that loom's atomics fit too. Leaked: a test ends with its process.
+    fn parts(sq_entries: u32, cq_entries: u32) -> Parts {
+        fn words(n: usize) -> NonNull<AtomicU64> {
+            let words: Vec<AtomicU64> = (0..n).map(|_| AtomicU64::new(0)).collect();
+            NonNull::from(Box::leak(words.into_boxed_slice())).cast()
+        }
+        fn word() -> NonNull<AtomicU32> {
+            NonNull::from(Box::leak(Box::new(AtomicU32::new(0))))
+        }
+        Parts {
+            sqes: words(sq_entries as usize * 8),
+            sq_mask: sq_entries - 1,
+            cqes: words(cq_entries as usize * 2),
+            values: words(cq_entries as usize),
+            cq_mask: cq_entries - 1,
+            sq_watermark: word(),
+            engine_gone: word(),
+            cq_watermark: word(),
+            app_gone: word(),
+        }
+    }
+
+    fn entry(i: u64) -> Sqe {
+        Sqe { words: [7 << 32, i, i * 2, i * 3, i, i * 5, i * 6, i * 7] }
+    }
+
+    fn check_entry(sqe: &Sqe, i: u64) {
+        let mut expected = entry(i);
+        expected.words[0] = sqe.words[0];
+        assert_eq!(*sqe, expected);
+    }
+
+    /// Whatever the interleaving, each entry arrives once, whole and in order, and its completion too.
+    fn ping(
+        app: &mut AppEnd,
+        engine: &mut EngineEnd,
+        items: u64,
+        yield_now: fn(),
+    ) -> [Box<dyn FnMut() -> bool + '_>; 2] {
+        let (mut pushed, mut reaped) = (0, 0);
+        let app_side = move || {
+            if pushed < items && app.push(&entry(pushed)) {
+                pushed += 1;
+            }
+            if let Some(cqe) = app.reap() {
+                assert_eq!((cqe.user_data, cqe.value, cqe.imm, cqe.status), (reaped, reaped + 9, reaped as u32, 3));
+                reaped += 1;
+            } else {
+                yield_now();
+            }
+            reaped == items
+        };
+        let mut taken = 0;
+        let engine_side = move || {
+            if engine.cq_room(0, 1) > 0 {
+                if let Some(sqe) = engine.take() {
+                    check_entry(&sqe, taken);
+                    engine.tell();
+                    engine.complete(taken, 3, VALUE, taken as u32, taken + 9);
+                    taken += 1;
+                } else {
+                    yield_now();
+                }
+            } else {
+                yield_now();
+            }
+            taken == items
+        };
+        [Box::new(app_side), Box::new(engine_side)]
+    }
+
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+
+        fn check(items: u64, preemptions: Option<usize>) {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = preemptions;
+            builder.check(move || {
+                let parts = parts(2, 2);
+                let thread = loom::thread::spawn(move || {
+                    let mut engine = EngineEnd::new(parts);
+                    let mut app = AppEnd::new(parts);
+                    let [_, mut step] = ping(&mut app, &mut engine, items, loom::thread::yield_now);
+                    while !step() {}
+                });
+                let mut engine = EngineEnd::new(parts);
+                let mut app = AppEnd::new(parts);
+                let [mut step, _] = ping(&mut app, &mut engine, items, loom::thread::yield_now);
+                while !step() {}
+                thread.join().unwrap();
+            });
+        }
+
+        #[test]
+        fn exhaustive_at_capacity_2_with_3_items() {
+            check(3, None);
+        }
+
+        #[test]
+        fn six_items_with_3_preemptions() {
+            check(6, Some(3));
+        }
+    }
+
+    #[cfg(not(loom))]
+    mod plain {
+        use super::*;
+        use proptest::prelude::*;
+        use std::collections::VecDeque;
+        use verbring_slab::{Region, RegionOptions};
+
+        #[test]
+        fn two_threads() {
+            let parts = parts(4, 4);
+            let thread = std::thread::spawn(move || {
+                let (mut engine, mut app) = (EngineEnd::new(parts), AppEnd::new(parts));
+                let [_, mut step] = ping(&mut app, &mut engine, 20_000, std::thread::yield_now);
+                while !step() {}
+            });
+            let (mut engine, mut app) = (EngineEnd::new(parts), AppEnd::new(parts));
+            let [mut step, _] = ping(&mut app, &mut engine, 20_000, std::thread::yield_now);
+            while !step() {}
+            drop(step);
+            thread.join().unwrap();
+        }
+
+        proptest! {
+            /// Against two queues, with positions that start just before they wrap at 2^32.
+            #[test]
+            fn model(steps in prop::collection::vec(0u8..4, 1..500), start in prop::sample::select(&[0u32, u32::MAX - 20])) {
+                let parts = parts(8, 4);
+                let (mut app, mut engine) = (AppEnd::new(parts), EngineEnd::new(parts));
+                (app.sq_tail, app.sq_head, engine.sq_head, engine.sq_told) = (start, start, start, start);
+                // The cq starts in the lap whose cqes are not there yet: a multiple of two laps.
+                let cq_start = start & !7;
+                (app.cq_head, engine.cq_tail, engine.cq_head) = (cq_start, cq_start, cq_start);
+                unsafe_store(&parts, cq_start, start);
+                let (mut sq, mut cq) = (VecDeque::new(), VecDeque::new());
+                let (mut next, mut done) = (1u64, 0u64);
+                for step in steps {
+                    match step {
+                        0 => {
+                            let pushed = app.push(&entry(next));
+                            prop_assert_eq!(pushed, sq.len() < 8, "{} in the ring", sq.len());
+                            if pushed {
+                                sq.push_back(next);
+                                next += 1;
+                            }
+                        }
+                        1 => {
+                            let taken = engine.take();
+                            engine.tell();
+                            match sq.pop_front() {
+                                None => prop_assert_eq!(taken, None),
+                                Some(i) => check_entry(&taken.unwrap(), i),
+                            }
+                        }
+                        2 => {
+                            let room = engine.cq_room(0, 4);
+                            prop_assert_eq!(room as usize, 4 - cq.len());
+                            if room > 0 {
+                                done += 1;
+                                engine.complete(done, 5, VALUE, 1, done);
+                                cq.push_back(done);
+                            }
+                        }
+                        _ => prop_assert_eq!(app.reap().map(|c| (c.user_data, c.value)), cq.pop_front().map(|d| (d, d))),
+                    }
+                }
+            }
+
+            /// A hostile application: any bytes anywhere. The engine takes at most what fits and keeps to its ring.
+            #[test]
+            fn hostile_application(bytes in prop::collection::vec((0usize..1000, any::<u64>(), any::<bool>()), 1..60)) {
+                let region = Region::private(ring_bytes(4, 4), RegionOptions::default()).unwrap();
+                // SAFETY: the region outlives the ends.
+                let parts = unsafe { Parts::create(region.base(), 4, 4) };
+                let mut engine = EngineEnd::new(parts);
+                let words = ring_bytes(4, 4) / 8;
+                for (at, value, small) in bytes {
+                    let value = if small { value % 8 | (value & 0xff) << 32 } else { value };
+                    // SAFETY: a word of the ring.
+                    let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at % words)) };
+                    word.store(value, Ordering::Relaxed);
+                    let mut taken = 0;
+                    while engine.take().is_some() {
+                        taken += 1;
+                        prop_assert!(taken <= 4);
+                    }
+                    engine.tell();
+                    let room = engine.cq_room(1, 4);
+                    prop_assert!(room <= 3);
+                    if room > 0 {
+                        engine.complete(1, 2, VALUE, 3, 4);
+                    }
+                }
+                prop_assert!(engine.unread().count() <= 4);
+            }
+
+            /// A hostile engine: the application gets made-up completions, and no room it has not.
+            #[test]
+            fn hostile_engine(bytes in prop::collection::vec((0usize..1000, any::<u64>()), 1..60)) {
+                let region = Region::private(ring_bytes(4, 4), RegionOptions::default()).unwrap();
+                // SAFETY: the region outlives the ends.
+                let parts = unsafe { Parts::create(region.base(), 4, 4) };
+                let mut app = AppEnd::new(parts);
+                for (at, value) in bytes {
+                    let at = at % (ring_bytes(4, 4) / 8);
+                    // SAFETY: a word of the ring.
+                    let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at)) };
+                    word.store(value, Ordering::Relaxed);
+                    let reaped = (0..8).filter(|_| app.reap().is_some()).count();
+                    prop_assert!(reaped <= 4, "one lap at most");
+                    app.push(&entry(1));
+                    prop_assert!(app.sq_tail.wrapping_sub(app.sq_head) <= 4);
+                }
+            }
+
+            /// Whatever the header says, attaching takes it only if it fits.
+            #[test]
+            fn hostile_header(at in 0usize..8, value in any::<u64>()) {
+                let region = Region::private(ring_bytes(4, 8), RegionOptions::default()).unwrap();
+                // SAFETY: the region outlives the parts.
+                unsafe { Parts::create(region.base(), 4, 8) };
+                // SAFETY: as above.
+                prop_assert!(unsafe { Parts::attach(region.base(), ring_bytes(4, 8)) }.is_ok());
+                // SAFETY: as above.
+                prop_assert!(unsafe { Parts::attach(region.base(), ring_bytes(4, 8) - 1) }.is_err());
+                // SAFETY: a word of the header.
+                let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at)) };
+                let before = word.swap(value, Ordering::Relaxed);
+                // SAFETY: as above.
+                prop_assert_eq!(unsafe { Parts::attach(region.base(), ring_bytes(4, 8)) }.is_ok(), before == value);
+            }
+        }
+
+        fn unsafe_store(parts: &Parts, cq: u32, sq: u32) {
+            // SAFETY: leaked words.
+            unsafe {
+                parts.cq_watermark.as_ref().store(cq, Ordering::Relaxed);
+                parts.sq_watermark.as_ref().store(sq, Ordering::Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Access to memory that somebody else may write at the same time.
+//!
+//! Such memory is never a Rust reference. Words are reached by atomics; ranges by instructions that the compiler does not
+//! see through (or, on other machines, byte by byte with relaxed atomics), so a race is a matter of bytes, not of
+//! undefined behaviour. A range has no order inside; an aligned word of up to 8 bytes that is copied alone is not torn.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// From this length on a put or get bypasses the cache: it is larger than what a consumer would find there
+/// (docs/PERFORMANCE.md has the measurement).
+pub const STREAM_FROM: u32 = 32 << 20;
+
+/// The word at `address`.
+///
+/// # Safety
+/// `address` is valid for 8 bytes and a multiple of 8.
+#[inline(always)]
+pub unsafe fn word<'a>(address: u64) -> &'a AtomicU64 {
+    // SAFETY: the caller's promise; all access to words is atomic.
+    unsafe { AtomicU64::from_ptr(address as *mut u64) }
+}
+
+/// Copies up to 16 bytes out of two words.
+///
+/// # Safety
+/// `to` is valid for writes of `len` bytes.
+#[inline(always)]
+pub unsafe fn copy_words(to: *mut u8, first: u64, second: u64, len: u32) {
+    if len == 8 {
+        // SAFETY: the caller's promise.
+        unsafe { raw::store8(to, first) };
+    } else {
+        let bytes = [first, second];
+        // SAFETY: as above; at most 16 bytes are read.
+        unsafe { copy(to, bytes.as_ptr().cast(), if len > 16 { 16 } else { len as usize }) };
+    }
+}
+
+/// Copies a range.
+///
+/// # Safety
+/// `to` is valid for writes and `from` for reads of `len` bytes, and they do not overlap unless they are the same.
+#[inline(always)]
+pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's promise; each branch stays inside `len`.
+    unsafe {
+        if len == 8 {
+            raw::store8(to, raw::load8(from));
+        } else if len > 64 {
+            copy_long(to, from, len);
+        } else if len > 16 {
+            raw::copy_17_to_64(to, from, len);
+        } else {
+            copy_short(to, from, len);
+        }
+    }
+}
+
+/// Up to 16 bytes: two moves that overlap.
+#[inline(always)]
+unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the promise of `copy`.
+    unsafe {
+        if len >= 8 {
+            let (a, b) = (raw::load8(from), raw::load8(from.add(len - 8)));
+            raw::store8(to, a);
+            raw::store8(to.add(len - 8), b);
+        } else if len >= 4 {
+            let (a, b) = (raw::load4(from), raw::load4(from.add(len - 4)));
+            raw::store4(to, a);
+            raw::store4(to.add(len - 4), b);
+        } else if len >= 2 {
+            let (a, b) = (raw::load2(from), raw::load2(from.add(len - 2)));
+            raw::store2(to, a);
+            raw::store2(to.add(len - 2), b);
+        } else if len == 1 {
+            raw::store1(to, raw::load1(from));
+        }
+    }
+}
+
+/// Out of line: the call costs nothing beside the copy.
+#[inline(never)]
+unsafe fn copy_long(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the promise of `copy`.
+    unsafe { if len <= 512 { raw::copy_blocks(to, from, len) } else { raw::copy_string(to, from, len) } }
+}
+
+/// Copies a range past the cache: for ranges so large that their end would push out their beginning. The stores are
+/// ordered (sfence) when it returns.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(never)]
+pub unsafe fn copy_stream(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the promise of `copy`.
+    unsafe { raw::copy_stream(to, from, len) }
+}
+
+/// Reads a word as the owner of a signal does: what was put before it is seen afterwards.
+///
+/// # Safety
+/// As [`word`].
+#[inline(always)]
+pub unsafe fn load_signal(address: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { word(address) }.load(Ordering::Acquire)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod raw {
+    use core::arch::asm;
+
+    macro_rules! moves {
+        ($($load:ident $store:ident $type:ty, $class:ident, $modifier:literal;)+) => {$(
+            #[inline(always)]
+            pub(super) unsafe fn $load(from: *const u8) -> $type {
+                let value: $type;
+                // SAFETY: `from` is valid for the width.
+                unsafe {
+                    asm!(concat!("mov {v", $modifier, "}, [{p}]"), v = out($class) value, p = in(reg) from,
+                        options(nostack, preserves_flags, readonly));
+                }
+                value
+            }
+            #[inline(always)]
+            pub(super) unsafe fn $store(to: *mut u8, value: $type) {
+                // SAFETY: `to` is valid for the width.
+                unsafe {
+                    asm!(concat!("mov [{p}], {v", $modifier, "}"), v = in($class) value, p = in(reg) to,
+                        options(nostack, preserves_flags));
+                }
+            }
+        )+};
+    }
+    moves! {
+        load8 store8 u64, reg, ":r";
+        load4 store4 u32, reg, ":e";
+        load2 store2 u16, reg, ":x";
+        load1 store1 u8, reg_byte, "";
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn copy_17_to_64(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: 16 < len <= 64; the moves overlap in the middle and stay inside. All loads come before all stores.
+        unsafe {
+            if len <= 32 {
+                asm!("movdqu {a}, [{f}]", "movdqu {b}, [{f} + {n} - 16]", "movdqu [{t}], {a}",
+                    "movdqu [{t} + {n} - 16], {b}", a = out(xmm_reg) _, b = out(xmm_reg) _, f = in(reg) from,
+                    t = in(reg) to, n = in(reg) len, options(nostack, preserves_flags));
+            } else {
+                asm!("movdqu {a}, [{f}]", "movdqu {b}, [{f} + 16]", "movdqu {c}, [{f} + {n} - 32]",
+                    "movdqu {d}, [{f} + {n} - 16]", "movdqu [{t}], {a}", "movdqu [{t} + 16], {b}",
+                    "movdqu [{t} + {n} - 32], {c}", "movdqu [{t} + {n} - 16], {d}", a = out(xmm_reg) _,
+                    b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _, f = in(reg) from, t = in(reg) to,
+                    n = in(reg) len, options(nostack, preserves_flags));
+            }
+        }
+    }
+
+    /// 64 bytes a round, the last round overlapping the one before.
+    pub(super) unsafe fn copy_blocks(to: *mut u8, from: *const u8, len: usize) {
+        let mut at = 0;
+        // SAFETY: len > 64; at + 64 <= len in each round.
+        unsafe {
+            while at + 64 < len {
+                copy_17_to_64(to.add(at), from.add(at), 64);
+                at += 64;
+            }
+            copy_17_to_64(to.add(len - 64), from.add(len - 64), 64);
+        }
+    }
+
+    pub(super) unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: the promise of `copy`; the direction flag is clear by the ABI.
+        unsafe {
+            asm!("rep movsb", inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Four pages at a time, a line of each in turn: the memory keeps several rows open (docs/PERFORMANCE.md).
+    const PAGE: usize = 4096;
+
+    pub(super) unsafe fn copy_stream(mut to: *mut u8, mut from: *const u8, mut len: usize) {
+        // Non-temporal stores want their target aligned.
+        let head = to.align_offset(64).min(len);
+        // SAFETY: every step stays inside `len`; non-temporal stores are fenced at the end.
+        unsafe {
+            copy_string(to, from, head);
+            (to, from, len) = (to.add(head), from.add(head), len - head);
+            while len >= 4 * PAGE {
+                let mut at = 0;
+                while at < PAGE {
+                    for page in 0..4 {
+                        stream_line(to.add(page * PAGE + at), from.add(page * PAGE + at));
+                    }
+                    at += 64;
+                }
+                (to, from, len) = (to.add(4 * PAGE), from.add(4 * PAGE), len - 4 * PAGE);
+            }
+            while len >= 64 {
+                stream_line(to, from);
+                (to, from, len) = (to.add(64), from.add(64), len - 64);
+            }
+            copy_string(to, from, len);
+            // A later plain or Release store is not ordered behind non-temporal ones (Intel SDM vol. 1, 10.4.6.2).
+            asm!("sfence", options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(to: *mut u8, from: *const u8) {
+        // SAFETY: both are valid for 64 bytes, and `to` is a multiple of 64.
+        unsafe {
+            asm!("movdqu {a}, [{f}]", "movdqu {b}, [{f} + 16]", "movdqu {c}, [{f} + 32]", "movdqu {d}, [{f} + 48]",
+                "movntdq [{t}], {a}", "movntdq [{t} + 16], {b}", "movntdq [{t} + 32], {c}", "movntdq [{t} + 48], {d}",
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _, f = in(reg) from,
+                t = in(reg) to, options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod raw {
+    //! Relaxed atomics: a word where both sides are aligned, bytes elsewhere.
+
+    use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+    macro_rules! moves {
+        ($($load:ident $store:ident $type:ty;)+) => {$(
+            pub(super) unsafe fn $load(from: *const u8) -> $type {
+                let mut bytes = [0u8; size_of::<$type>()];
+                // SAFETY: `from` is valid for the width; `bytes` is ours.
+                unsafe { copy_string(bytes.as_mut_ptr(), from, bytes.len()) };
+                <$type>::from_ne_bytes(bytes)
+            }
+            pub(super) unsafe fn $store(to: *mut u8, value: $type) {
+                let bytes = value.to_ne_bytes();
+                // SAFETY: `to` is valid for the width.
+                unsafe { copy_string(to, bytes.as_ptr(), bytes.len()) };
+            }
+        )+};
+    }
+    moves! {
+        load4 store4 u32;
+        load2 store2 u16;
+        load1 store1 u8;
+    }
+
+    pub(super) unsafe fn load8(from: *const u8) -> u64 {
+        if from.align_offset(8) == 0 {
+            // SAFETY: aligned and valid.
+            return unsafe { AtomicU64::from_ptr(from.cast_mut().cast()) }.load(Relaxed);
+        }
+        let mut bytes = [0u8; 8];
+        // SAFETY: valid for 8 bytes.
+        unsafe { copy_bytes(bytes.as_mut_ptr(), from, 8) };
+        u64::from_ne_bytes(bytes)
+    }
+
+    pub(super) unsafe fn store8(to: *mut u8, value: u64) {
+        if to.align_offset(8) == 0 {
+            // SAFETY: aligned and valid.
+            unsafe { AtomicU64::from_ptr(to.cast()) }.store(value, Relaxed);
+        } else {
+            // SAFETY: valid for 8 bytes.
+            unsafe { copy_bytes(to, value.to_ne_bytes().as_ptr(), 8) };
+        }
+    }
+
+    unsafe fn copy_bytes(to: *mut u8, from: *const u8, len: usize) {
+        for i in 0..len {
+            // SAFETY: the promise of `copy`; bytes are always aligned.
+            unsafe {
+                let byte = AtomicU8::from_ptr(from.add(i).cast_mut()).load(Relaxed);
+                AtomicU8::from_ptr(to.add(i)).store(byte, Relaxed);
+            }
+        }
+    }
+
+    pub(super) unsafe fn copy_17_to_64(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: the promise of `copy`.
+        unsafe { copy_string(to, from, len) }
+    }
+
+    pub(super) unsafe fn copy_blocks(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: the promise of `copy`.
+        unsafe { copy_string(to, from, len) }
+    }
+
+    pub(super) unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
+        let mut at = 0;
+        // SAFETY: the promise of `copy`; each step stays inside `len`.
+        unsafe {
+            if (to as usize ^ from as usize) & 7 == 0 {
+                let head = to.align_offset(8).min(len);
+                copy_bytes(to, from, head);
+                at = head;
+                while at + 8 <= len {
+                    store8(to.add(at), load8(from.add(at)));
+                    at += 8;
+                }
+            }
+            copy_bytes(to.add(at), from.add(at), len - at);
+        }
+    }
+
+    pub(super) unsafe fn copy_stream(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: the promise of `copy`.
+        unsafe { copy_string(to, from, len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec;
+    use std::vec::Vec;
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
+    }
+
+    fn check(copy: unsafe fn(*mut u8, *const u8, usize), len: usize, to_shift: usize, from_shift: usize) {
+        let source = pattern(len + 128);
+        let mut target = vec![0xeeu8; len + 256];
+        // SAFETY: both vectors have room for the shifts and `len`.
+        unsafe { copy(target.as_mut_ptr().add(64 + to_shift), source.as_ptr().add(from_shift), len) };
+        let (before, rest) = target.split_at(64 + to_shift);
+        assert!(before.iter().all(|b| *b == 0xee), "before, len {len}");
+        assert_eq!(&rest[..len], &source[from_shift..from_shift + len], "len {len}");
+        assert!(rest[len..].iter().all(|b| *b == 0xee), "behind, len {len}");
+    }
+
+    fn plain(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: `check` keeps the promise.
+        unsafe { copy(to, from, len) }
+    }
+
+    #[test]
+    fn every_small_length_and_shift() {
+        for len in 0..300 {
+            for shift in 0..9 {
+                check(plain, len, shift, (shift * 5) % 9);
+            }
+        }
+    }
+
+    #[test]
+    fn words() {
+        for len in 0..=16u32 {
+            let mut target = [0xeeu8; 18];
+            // SAFETY: 16 bytes behind the first.
+            unsafe { copy_words(target.as_mut_ptr().add(1), 0x0807060504030201, 0x100f0e0d0c0b0a09, len) };
+            let expected: Vec<u8> = (0..18u8).map(|i| if (1..=len as u8).contains(&i) { i } else { 0xee }).collect();
+            assert_eq!(target[..], expected[..]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn long_and_streamed(len in 0usize..200_000, to_shift in 0usize..64, from_shift in 0usize..64) {
+            check(plain, len, to_shift, from_shift);
+            check(copy_stream, len, to_shift, from_shift);
+        }
+    }
+}

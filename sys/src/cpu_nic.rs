@@ -1,0 +1,611 @@
+//! Queue pairs whose work the calling CPU does itself: the data path of `local` and `shm`.
+//!
+//! A put is a store or copy by the initiator, a get a copy, an atomic a CPU atomic. What can be done at once is done in
+//! `post`; long copies are cut into slices, one a poll for each queue pair, so that another class gets through; sends
+//! wait for credit. The control side (who is connected, what is mapped where) belongs to the devices built on this.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use verbring_slab::{Arena, ArenaFull, Table};
+
+use crate::lane::{CLOSED, Corrupt, DEAD, Inbox, Lane, MAX_MRS, MAX_SEND, Outbox, REVISION};
+use crate::{CLASSES, Cancel, Caps, Domain, Level, Posted, Qp, Status, Wc, Wr, WrOp, copy};
+
+/// Bytes copied for a queue pair in one call: what an urgent operation may have to wait for (about 20 us).
+pub(crate) const SLICE: u32 = 256 * 1024;
+/// Pending work requests a queue pair holds.
+pub(crate) const DEPTH: u32 = 64;
+
+/// What such a device can do.
+pub(crate) const fn caps(name: &'static str) -> Caps {
+    Caps {
+        name,
+        completion: Level::Visible,
+        atomics: true,
+        domain: Domain::Cpu,
+        ordered_signal: true,
+        can_cancel: true,
+        max_send: MAX_SEND,
+        drain_bound_ns: 0,
+    }
+}
+
+/// The queue pairs of all connections, and what they may reach.
+pub struct CpuNic {
+    /// Class by class, so that the urgent ones are polled first: index is class * links + link.
+    qps: Table<CpuQp>,
+    /// `DEPTH` entries for each queue pair.
+    pending: Table<Pending>,
+    receives: Table<Receive>,
+    /// A bit for each queue pair that `poll` has to look at.
+    busy: Table<u64>,
+    imports: Table<Import>,
+    /// For each connection, a bit for each registration that was granted over it.
+    granted: Table<[u64; MAX_MRS as usize / 64]>,
+    links: u32,
+}
+
+// SAFETY: the pointers in it name memory that the contract of `Device::post` and of `Lane` keeps valid.
+unsafe impl Send for CpuNic {}
+
+struct CpuQp {
+    /// 0: up, and nothing is pending, so work may be done at once. Else the number of pending work requests, and `DOWN`.
+    gate: u32,
+    /// The status that everything ends with once the queue pair is down.
+    cause: Status,
+    /// The other side's door, valid while the queue pair is up, and what was seen there last.
+    door: NonNull<AtomicU64>,
+    seen: u64,
+    /// Ring positions in `pending` and `receives`.
+    first: u32,
+    received: u32,
+    waiting: u32,
+    /// Credits that cancelled receives left behind.
+    surplus: u32,
+    ends: Option<Ends>,
+}
+
+/// In `CpuQp::gate`.
+const DOWN: u32 = 1 << 31;
+
+struct Ends {
+    inbox: Inbox,
+    outbox: Outbox,
+    ours: Lane,
+}
+
+#[derive(Clone, Copy)]
+struct Pending {
+    wr: Wr,
+    /// Bytes copied so far.
+    done: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Receive {
+    wr_id: u64,
+    local: *mut u8,
+    room: u32,
+}
+
+/// What a peer granted.
+#[derive(Clone, Copy)]
+pub(crate) struct Import {
+    pub(crate) link: u32,
+    /// The peer's lane and registration, and the epoch that the grant is of.
+    pub(crate) theirs: Option<Lane>,
+    pub(crate) mr: u32,
+    pub(crate) epoch: u32,
+}
+
+const NO_IMPORT: Import = Import { link: 0, theirs: None, mr: 0, epoch: 0 };
+
+const NO_WR: Wr = Wr {
+    wr_id: 0,
+    op: WrOp::Flush,
+    len: 0,
+    rkey: 0,
+    imm: 0,
+    local: core::ptr::null_mut(),
+    local_mr: crate::Mr(0),
+    remote: 0,
+    operand: 0,
+    second: 0,
+};
+
+impl CpuNic {
+    /// The bytes of an arena that this takes.
+    pub const fn bytes(links: u32, imports: u32) -> usize {
+        let qps = links * CLASSES as u32;
+        Table::<CpuQp>::bytes(qps)
+            + Table::<Pending>::bytes(qps * DEPTH)
+            + Table::<Receive>::bytes(qps * DEPTH)
+            + Table::<u64>::bytes(qps.div_ceil(64))
+            + Table::<Import>::bytes(imports)
+            + Table::<[u64; MAX_MRS as usize / 64]>::bytes(links)
+    }
+
+    /// Queue pairs for so many connections (rounded up to a power of two) and imports.
+    ///
+    /// # Safety
+    /// `arena` outlives it.
+    pub unsafe fn new(arena: &mut Arena, links: u32, imports: u32) -> Result<CpuNic, ArenaFull> {
+        let links = Table::<CpuQp>::capacity_for(links);
+        let qps = links * CLASSES as u32;
+        // SAFETY: the caller keeps the arena.
+        unsafe {
+            Ok(CpuNic {
+                qps: arena.table(qps, |_| CpuQp::new())?,
+                pending: arena.table(qps * DEPTH, |_| Pending { wr: NO_WR, done: 0 })?,
+                receives: arena.table(qps * DEPTH, |_| Receive { wr_id: 0, local: core::ptr::null_mut(), room: 0 })?,
+                busy: arena.table(qps.div_ceil(64), |_| 0)?,
+                imports: arena.table(imports, |_| NO_IMPORT)?,
+                granted: arena.table(links, |_| [0; MAX_MRS as usize / 64])?,
+                links,
+            })
+        }
+    }
+
+    /// Connections it has room for.
+    pub fn links(&self) -> u32 {
+        self.links
+    }
+
+    /// The queue pair of a class of a connection.
+    pub fn qp(&self, link: u32, class: usize) -> Qp {
+        Qp((class % CLASSES) as u32 * self.links + link % self.links)
+    }
+
+    /// Opens the queue pairs of a connection.
+    ///
+    /// # Safety
+    /// Both lanes stay mapped until `close` of this connection.
+    pub unsafe fn open(&mut self, link: u32, ours: Lane, theirs: Lane) {
+        for class in 0..CLASSES {
+            let qp = self.qp(link, class);
+            let q = self.qps.at_mut(qp.0);
+            *q = CpuQp::new();
+            q.gate = 0;
+            q.door = NonNull::from(theirs.door());
+            // Whatever happened before is part of what will be granted.
+            q.seen = theirs.door().load(Ordering::Acquire) & !(CLOSED | DEAD);
+            q.ends = Some(Ends { inbox: ours.inbox(class), outbox: theirs.outbox(class), ours });
+        }
+        *self.granted.at_mut(link) = [0; MAX_MRS as usize / 64];
+    }
+
+    /// The connection is lost: what is pending ends by `poll` with `cause`, what is posted from now on at once.
+    pub fn fail(&mut self, link: u32, cause: Status) {
+        for class in 0..CLASSES {
+            let qp = self.qp(link, class);
+            let q = self.qps.at_mut(qp.0);
+            if q.gate & DOWN == 0 {
+                q.gate |= DOWN;
+                q.cause = cause;
+                self.set_busy(qp.0);
+            }
+        }
+    }
+
+    /// Ends a connection: nothing touches its lanes or the memory of its work requests any more, and what was pending
+    /// ends without a Wc. The other side finds the door closed.
+    pub fn close(&mut self, link: u32) {
+        if let Some(ends) = &self.qps.at(self.qp(link, 0).0).ends {
+            ends.ours.door().fetch_or(CLOSED, Ordering::Release);
+        }
+        for class in 0..CLASSES {
+            let qp = self.qp(link, class);
+            *self.qps.at_mut(qp.0) = CpuQp::new();
+        }
+        for import in self.imports.iter_mut() {
+            if import.theirs.is_some() && import.link == link {
+                *import = NO_IMPORT;
+            }
+        }
+    }
+
+    /// Why a queue pair is down; none while it is up.
+    #[inline]
+    pub fn down(&self, qp: Qp) -> Option<Status> {
+        let q = self.qps.at(qp.0);
+        (q.gate & DOWN != 0).then_some(q.cause)
+    }
+
+    /// Looks at the door of a connection, which may have been closed by its owner or by this side's watcher.
+    pub(crate) fn look_at_door(&mut self, link: u32) {
+        let qp = self.qp(link, 0);
+        let q = self.qps.at(qp.0);
+        if q.gate & DOWN == 0 {
+            // SAFETY: the queue pair is up.
+            let door = unsafe { q.door.as_ref() }.load(Ordering::Acquire);
+            if let Some(cause) = gone(door) {
+                self.fail(link, cause);
+            }
+        }
+    }
+
+    /// Puts an import into the table; none if that is full.
+    pub(crate) fn import(&mut self, import: Import) -> Option<u32> {
+        let rkey = self.imports.iter().position(|i| i.theirs.is_none())? as u32;
+        *self.imports.at_mut(rkey) = import;
+        Some(rkey)
+    }
+
+    /// Whether there is such an import.
+    #[cfg(feature = "shm")]
+    pub(crate) fn is_import(&self, rkey: u32) -> bool {
+        self.imports.at(rkey).theirs.is_some()
+    }
+
+    /// Takes an import out of the table: which connection's it was.
+    pub fn release(&mut self, rkey: u32) -> Option<u32> {
+        let import = core::mem::replace(self.imports.at_mut(rkey), NO_IMPORT);
+        import.theirs.map(|_| import.link)
+    }
+
+    /// What a lane's other side has to know of a registration that is granted over a connection: the revision, and the
+    /// lane to write the epoch to.
+    pub(crate) fn grant(&mut self, link: u32, mr: u32, epoch: u32) {
+        self.granted.at_mut(link)[(mr % MAX_MRS) as usize / 64] |= 1 << (mr % 64);
+        if let Some(ends) = &self.qps.at(self.qp(link, 0).0).ends {
+            ends.ours.epoch(mr).store(epoch, Ordering::Release);
+        }
+    }
+
+    /// The revision that this side's lane of a connection is at.
+    pub(crate) fn revision(&self, link: u32) -> u64 {
+        let ends = &self.qps.at(self.qp(link, 0).0).ends;
+        ends.as_ref().map_or(0, |e| e.ours.door().load(Ordering::Relaxed) & !(CLOSED | DEAD))
+    }
+
+    /// The other side's message, sent at this revision, was taken: what was revoked up to there is known.
+    pub(crate) fn acknowledge(&mut self, link: u32, revision: u64) {
+        for class in 0..CLASSES {
+            let qp = self.qp(link, class);
+            self.qps.at_mut(qp.0).seen = revision & !(CLOSED | DEAD);
+        }
+    }
+
+    /// Tells every connection that was granted a registration that its epoch changed: whether there was one.
+    pub(crate) fn revoke(&mut self, mr: u32, epoch: u32) -> bool {
+        let mut was_granted = false;
+        for link in 0..self.links {
+            let bits = self.granted.at_mut(link);
+            let (word, bit) = ((mr % MAX_MRS) as usize / 64, 1 << (mr % 64));
+            if bits[word] & bit == 0 {
+                continue;
+            }
+            bits[word] &= !bit;
+            was_granted = true;
+            if let Some(ends) = &self.qps.at(self.qp(link, 0).0).ends {
+                ends.ours.epoch(mr).store(epoch, Ordering::Release);
+                ends.ours.door().fetch_add(REVISION, Ordering::AcqRel);
+            }
+        }
+        was_granted
+    }
+
+    /// See [`Device::post`](crate::Device::post).
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted {
+        let q = self.qps.at(qp.0);
+        // Up, nothing pending, and the other side's door as it was: the work can be done here and now.
+        // SAFETY: the door is valid while the gate is 0.
+        if q.gate != 0 || unsafe { q.door.as_ref() }.load(Ordering::Acquire) != q.seen || wr.len > SLICE {
+            // SAFETY: the caller's promise.
+            return unsafe { self.post_slow(qp, wr) };
+        }
+        // SAFETY: the caller's promise; the door is valid while the gate is 0.
+        unsafe {
+            match wr.op {
+                WrOp::Put => copy::copy(wr.remote as *mut u8, wr.local, wr.len as usize),
+                WrOp::PutInline => copy::copy_words(wr.remote as *mut u8, wr.operand, wr.second, wr.len),
+                WrOp::Get => {
+                    copy::copy(wr.local, wr.remote as *const u8, wr.len as usize);
+                    // What was read counts only if nothing was revoked meanwhile.
+                    if q.door.as_ref().load(Ordering::Acquire) != q.seen
+                        && let Err(status) = self.check(qp, wr)
+                    {
+                        return Posted::Refused(status);
+                    }
+                }
+                WrOp::FetchAdd | WrOp::CompareSwap | WrOp::Swap | WrOp::SignalStore | WrOp::SignalAdd => {
+                    return Posted::Done(word_operation(wr));
+                }
+                WrOp::Flush => {}
+                WrOp::Send | WrOp::Recv => return self.post_slow(qp, wr),
+            }
+        }
+        Posted::Done(0)
+    }
+
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_slow(&mut self, qp: Qp, wr: &Wr) -> Posted {
+        let q = self.qps.at_mut(qp.0);
+        if q.gate & DOWN != 0 {
+            return Posted::Refused(q.cause);
+        }
+        if wr.op == WrOp::Recv {
+            if q.waiting == DEPTH {
+                return Posted::Full;
+            }
+            let at = qp.0 * DEPTH + (q.received.wrapping_add(q.waiting) % DEPTH);
+            *self.receives.at_mut(at) = Receive { wr_id: wr.wr_id, local: wr.local, room: wr.len };
+            q.waiting += 1;
+            match (q.surplus, &mut q.ends) {
+                (0, Some(ends)) => ends.inbox.grant(),
+                (0, None) => {}
+                (_, _) => q.surplus -= 1,
+            }
+            self.set_busy(qp.0);
+            return Posted::Pending;
+        }
+        if let Err(status) = self.check(qp, wr) {
+            return Posted::Refused(status);
+        }
+        let q = self.qps.at_mut(qp.0);
+        if q.gate == DEPTH {
+            return Posted::Full;
+        }
+        let mut work = Pending { wr: *wr, done: 0 };
+        if q.gate == 0 && (wr.len <= SLICE || wr.op == WrOp::Send) {
+            // SAFETY: the caller's promise; the queue pair is up and nothing is before it.
+            match unsafe { self.work_on(qp, &mut work) } {
+                Ok(Some(value)) => return Posted::Done(value),
+                Ok(None) => {}
+                Err(status) => return Posted::Refused(status),
+            }
+        }
+        let q = self.qps.at_mut(qp.0);
+        *self.pending.at_mut(qp.0 * DEPTH + (q.first.wrapping_add(q.gate) % DEPTH)) = work;
+        q.gate += 1;
+        self.set_busy(qp.0);
+        Posted::Pending
+    }
+
+    /// Whether the connection is there, and the import still what was granted. Out of line: it is called when the door
+    /// moved, or for work that is slow anyway.
+    #[cold]
+    #[inline(never)]
+    fn check(&mut self, qp: Qp, wr: &Wr) -> Result<(), Status> {
+        let q = self.qps.at(qp.0);
+        if q.gate & DOWN != 0 {
+            return Err(q.cause);
+        }
+        // SAFETY: the queue pair is up.
+        let door = unsafe { q.door.as_ref() }.load(Ordering::Acquire);
+        if let Some(cause) = gone(door) {
+            self.fail(qp.0 % self.links, cause);
+            return Err(cause);
+        }
+        if matches!(wr.op, WrOp::Send | WrOp::Recv | WrOp::Flush) {
+            return Ok(());
+        }
+        let import = self.imports.at(wr.rkey);
+        match &import.theirs {
+            Some(lane) if lane.epoch(import.mr).load(Ordering::Acquire) == import.epoch => Ok(()),
+            _ => Err(Status::StaleEpoch),
+        }
+    }
+
+    /// Does a slice of a work request: its value if that finished it.
+    ///
+    /// # Safety
+    /// As `post`; the queue pair is up, and nothing before this work request is pending.
+    unsafe fn work_on(&mut self, qp: Qp, work: &mut Pending) -> Result<Option<u64>, Status> {
+        let Pending { wr, done } = work;
+        let slice = (wr.len - *done).min(SLICE) as usize;
+        let at = *done as usize;
+        // SAFETY: the caller's promise; at + slice <= len.
+        unsafe {
+            match wr.op {
+                WrOp::Put | WrOp::Get => {
+                    let remote = (wr.remote as *mut u8).add(at);
+                    let local = wr.local.add(at);
+                    let (to, from) = if wr.op == WrOp::Put { (remote, local) } else { (local, remote) };
+                    if wr.len >= copy::STREAM_FROM {
+                        copy::copy_stream(to, from, slice);
+                    } else {
+                        copy::copy(to, from, slice);
+                    }
+                }
+                WrOp::PutInline => copy::copy_words(wr.remote as *mut u8, wr.operand, wr.second, wr.len),
+                WrOp::Send => {
+                    let Some(ends) = &mut self.qps.at_mut(qp.0).ends else { return Err(Status::ConnectionLost) };
+                    return match ends.outbox.send(wr.local, wr.len, wr.imm) {
+                        Ok(true) => Ok(Some(0)),
+                        Ok(false) => Ok(None),
+                        Err(Corrupt) => {
+                            self.fail(qp.0 % self.links, Status::ConnectionLost);
+                            Err(Status::ConnectionLost)
+                        }
+                    };
+                }
+                WrOp::Recv => return Err(Status::BadOpcode),
+                WrOp::Flush => return Ok(Some(0)),
+                _ => return Ok(Some(word_operation(wr))),
+            }
+        }
+        *done += slice as u32;
+        let is_done = *done == wr.len;
+        let wr = *wr;
+        // A slice that crossed a revocation does not count.
+        self.check(qp, &wr)?;
+        Ok(is_done.then_some(0))
+    }
+
+    #[inline(always)]
+    fn set_busy(&mut self, qp: u32) {
+        *self.busy.at_mut(qp / 64) |= 1 << (qp % 64);
+    }
+
+    /// See [`Device::poll`](crate::Device::poll).
+    #[inline]
+    pub fn poll(&mut self, wcs: &mut [Wc]) -> usize {
+        let mut count = 0;
+        for word in 0..self.busy.capacity() {
+            let mut bits = *self.busy.at(word);
+            while bits != 0 {
+                let qp = Qp(word * 64 + bits.trailing_zeros());
+                bits &= bits - 1;
+                count += self.progress(qp, wcs.get_mut(count..).unwrap_or_default());
+            }
+        }
+        count
+    }
+
+    /// One queue pair's share of a poll: at most a slice of copying.
+    #[inline(never)]
+    fn progress(&mut self, qp: Qp, wcs: &mut [Wc]) -> usize {
+        let mut budget = SLICE;
+        let mut out = wcs.iter_mut();
+        // Work, in order.
+        while out.len() > 0 && self.qps.at(qp.0).gate & !DOWN != 0 {
+            let q = self.qps.at(qp.0);
+            let at = qp.0 * DEPTH + q.first % DEPTH;
+            let mut work = *self.pending.at(at);
+            let outcome = if q.gate & DOWN != 0 {
+                Err(q.cause)
+            } else if budget == 0 {
+                break;
+            } else {
+                budget = budget.saturating_sub((work.wr.len - work.done).max(64));
+                match self.check(qp, &work.wr) {
+                    // SAFETY: its poster's promise holds until it ends; the queue pair is up and this is its first.
+                    Ok(()) => unsafe { self.work_on(qp, &mut work) },
+                    Err(status) => Err(status),
+                }
+            };
+            let wc = match outcome {
+                Ok(None) => {
+                    *self.pending.at_mut(at) = work;
+                    break;
+                }
+                Ok(Some(value)) => Wc { value, ..Wc::new(work.wr.wr_id, qp, Status::Success) },
+                Err(status) => Wc::new(work.wr.wr_id, qp, status),
+            };
+            let q = self.qps.at_mut(qp.0);
+            q.first = q.first.wrapping_add(1);
+            q.gate -= 1;
+            out.next().into_iter().for_each(|place| *place = wc);
+        }
+        // Receives.
+        while out.len() > 0 && self.qps.at(qp.0).waiting != 0 {
+            let q = self.qps.at_mut(qp.0);
+            let receive = *self.receives.at(qp.0 * DEPTH + q.received % DEPTH);
+            let wc = match (q.gate & DOWN != 0, &mut q.ends) {
+                (false, Some(ends)) => {
+                    // SAFETY: its poster's promise.
+                    match unsafe { ends.inbox.take(receive.local, receive.room) } {
+                        Ok(None) => break,
+                        Ok(Some((len, imm))) => {
+                            let fits = len <= receive.room;
+                            let status = if fits { Status::Success } else { Status::Truncated };
+                            Wc { value: u64::from(len), imm, ..Wc::new(receive.wr_id, qp, status) }
+                        }
+                        Err(Corrupt) => {
+                            self.fail(qp.0 % self.links, Status::ConnectionLost);
+                            continue;
+                        }
+                    }
+                }
+                _ => Wc::new(receive.wr_id, qp, q.cause),
+            };
+            let q = self.qps.at_mut(qp.0);
+            q.received = q.received.wrapping_add(1);
+            q.waiting -= 1;
+            out.next().into_iter().for_each(|place| *place = wc);
+        }
+        let q = self.qps.at(qp.0);
+        if q.gate & !DOWN == 0 && q.waiting == 0 {
+            *self.busy.at_mut(qp.0 / 64) &= !(1 << (qp.0 % 64));
+        }
+        let left = out.len();
+        wcs.len() - left
+    }
+
+    /// See [`Device::cancel`](crate::Device::cancel).
+    pub fn cancel(&mut self, qp: Qp, wr_id: u64) -> Cancel {
+        let q = self.qps.at_mut(qp.0);
+        let base = qp.0 * DEPTH;
+        let queued = q.gate & !DOWN;
+        if let Some(found) =
+            (0..queued).find(|i| self.pending.at(base + q.first.wrapping_add(*i) % DEPTH).wr.wr_id == wr_id)
+        {
+            let done = self.pending.at(base + q.first.wrapping_add(found) % DEPTH).done;
+            for i in found..queued - 1 {
+                let next = *self.pending.at(base + q.first.wrapping_add(i + 1) % DEPTH);
+                *self.pending.at_mut(base + q.first.wrapping_add(i) % DEPTH) = next;
+            }
+            q.gate -= 1;
+            return if done == 0 { Cancel::NotStarted } else { Cancel::Cut };
+        }
+        let waiting = q.waiting;
+        if let Some(found) =
+            (0..waiting).find(|i| self.receives.at(base + q.received.wrapping_add(*i) % DEPTH).wr_id == wr_id)
+        {
+            for i in found..waiting - 1 {
+                let next = *self.receives.at(base + q.received.wrapping_add(i + 1) % DEPTH);
+                *self.receives.at_mut(base + q.received.wrapping_add(i) % DEPTH) = next;
+            }
+            q.waiting -= 1;
+            // Its credit is out and cannot be called back: the next receive goes without one.
+            q.surplus += 1;
+            return Cancel::NotStarted;
+        }
+        Cancel::Unable
+    }
+}
+
+impl CpuQp {
+    fn new() -> CpuQp {
+        CpuQp {
+            gate: DOWN,
+            cause: Status::PeerUnknown,
+            door: NonNull::dangling(),
+            seen: 0,
+            first: 0,
+            received: 0,
+            waiting: 0,
+            surplus: 0,
+            ends: None,
+        }
+    }
+}
+
+/// What a door says of a connection that is over.
+fn gone(door: u64) -> Option<Status> {
+    match door {
+        _ if door & DEAD != 0 => Some(Status::PeerDead),
+        _ if door & CLOSED != 0 => Some(Status::ConnectionLost),
+        _ => None,
+    }
+}
+
+/// # Safety
+/// `wr.remote` is valid for 8 bytes and a multiple of 8.
+#[inline(always)]
+unsafe fn word_operation(wr: &Wr) -> u64 {
+    // SAFETY: the caller's promise.
+    let word = unsafe { copy::word(wr.remote) };
+    match wr.op {
+        WrOp::FetchAdd => word.fetch_add(wr.operand, Ordering::SeqCst),
+        WrOp::CompareSwap => match word.compare_exchange(wr.second, wr.operand, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(old) | Err(old) => old,
+        },
+        WrOp::Swap => word.swap(wr.operand, Ordering::SeqCst),
+        WrOp::SignalAdd => {
+            word.fetch_add(wr.operand, Ordering::Release);
+            0
+        }
+        _ => {
+            word.store(wr.operand, Ordering::Release);
+            0
+        }
+    }
+}

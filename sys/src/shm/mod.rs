@@ -1,0 +1,549 @@
+//! Other processes of this host, over shared memory.
+//!
+//! A device listens under a name: an abstract Unix socket (unix(7)) of its user, whose peers must be of the same user.
+//! A connection is that socket, over which memfds travel, and two lanes. What a peer may reach is a region of its own,
+//! mapped by both; so a put is a copy or a store by the initiator. A helper thread sleeps until a peer is gone, and says
+//! so in the lane, where the data path finds it by a plain load.
+
+mod socket;
+mod watch;
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::string::{String, ToString};
+use std::sync::Arc;
+use std::vec::Vec;
+
+use rustix::event::epoll;
+use verbring_slab::{Arena, Pages, Region, RegionError, RegionOptions};
+
+use crate::cpu_nic::{self, Import};
+use crate::lane::{CLOSED, DEAD, LANE_BYTES, Lane, VERSION};
+use crate::mrs::Mrs;
+use crate::{
+    Cancel, Caps, CpuNic, Device, DeviceError, Event, Granted, Link, Memory, Message, Mr, Posted, Qp, Rights, Status,
+    Wc, Wr,
+};
+use socket::{Grant, Packet, Reason, Received};
+use watch::Watch;
+
+/// How long the other side may take to answer the handshake.
+pub const HANDSHAKE_NS: u64 = 5_000_000_000;
+/// Control packets that wait for a peer that does not read; one more ends the connection.
+const OUTBOX: usize = 64;
+/// Packets of one connection, and connections, that one call of `control` takes.
+const BATCH: usize = 16;
+/// The data of the listener in the epoll set; connections have their numbers.
+const LISTENER: u64 = u64::MAX;
+
+/// How large a device is.
+#[derive(Clone, Copy, Debug)]
+pub struct ShmOptions {
+    /// Connections; rounded up to a power of two.
+    pub max_links: u32,
+    /// Imported regions; rounded up to a power of two.
+    pub max_imports: u32,
+}
+
+impl Default for ShmOptions {
+    fn default() -> ShmOptions {
+        ShmOptions { max_links: 64, max_imports: 256 }
+    }
+}
+
+/// The device.
+pub struct Shm {
+    nic: CpuNic,
+    mrs: Mrs,
+    links: Vec<Option<Connection>>,
+    /// The mappings of imports, by rkey.
+    imports: Vec<Option<Region>>,
+    events: VecDeque<Event>,
+    /// Changed by the watcher each time it marked a lane.
+    deaths: Arc<AtomicU32>,
+    deaths_seen: u32,
+    name: String,
+    node: u64,
+    caps: Caps,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    rejected: u64,
+    _arena: Arena,
+}
+
+struct Connection {
+    state: State,
+    socket: OwnedFd,
+    outbox: VecDeque<(Packet, Option<OwnedFd>)>,
+    incoming: bool,
+    /// Before the lanes: fields are dropped in their order, and the watch looks at one.
+    watch: Option<Watch>,
+    /// The lane that the peer writes to, and the one that it made.
+    ours: Region,
+    theirs: Option<Region>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Waits for the other side's hello since then.
+    Handshake {
+        since: u64,
+    },
+    Up,
+    Down,
+}
+
+fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> DeviceError {
+    move |errno| DeviceError::System { call, errno: errno.raw_os_error() }
+}
+
+fn region_error(error: RegionError) -> DeviceError {
+    match error {
+        RegionError::System { call, source, .. } => {
+            DeviceError::System { call, errno: source.raw_os_error().unwrap_or(0) }
+        }
+        RegionError::NotARegion(why) => DeviceError::Protocol(why),
+        _ => DeviceError::NotSupported("map this memory: the system has too little"),
+    }
+}
+
+impl Shm {
+    /// Listens under `name`. `node` is the incarnation id of the engine: never 0, and another for each engine.
+    pub fn bind(name: &str, node: u64, options: ShmOptions) -> Result<Shm, DeviceError> {
+        let listener = socket::listen(name)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create"))?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
+            .map_err(system("epoll_ctl"))?;
+        let bytes = CpuNic::bytes(options.max_links, options.max_imports) + 4096;
+        let mut arena = Arena::from_region(Region::private(bytes, RegionOptions::default()).map_err(region_error)?);
+        let full = DeviceError::Full { what: "bytes of the device's arena", limit: bytes as u32 };
+        // SAFETY: the arena is kept beside it, and dropped after it (fields are dropped in their order).
+        let nic = unsafe { CpuNic::new(&mut arena, options.max_links, options.max_imports) }.map_err(|_| full)?;
+        Ok(Shm {
+            links: (0..nic.links()).map(|_| None).collect(),
+            imports: (0..options.max_imports.next_power_of_two()).map(|_| None).collect(),
+            nic,
+            mrs: Mrs::new(),
+            events: VecDeque::new(),
+            deaths: Arc::new(AtomicU32::new(0)),
+            deaths_seen: 0,
+            name: name.to_string(),
+            node,
+            caps: cpu_nic::caps("shm"),
+            epoll,
+            listener,
+            rejected: 0,
+            _arena: arena,
+        })
+    }
+
+    /// The name it listens under.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The pages that its tables lie in.
+    pub fn pages(&self) -> Option<Pages> {
+        self._arena.pages()
+    }
+
+    /// Connections that were turned away before they were up: of other users, of other versions, or not of verbring.
+    pub fn rejected(&self) -> u64 {
+        self.rejected
+    }
+
+    fn add(&mut self, socket: OwnedFd, incoming: bool, now: u64) -> Result<Link, DeviceError> {
+        let full = DeviceError::Full { what: "connections", limit: self.links.len() as u32 };
+        let index = self.links.iter().position(Option::is_none).ok_or(full)?;
+        // A lane is small and touched all over: huge pages would be wasted on it.
+        let small = RegionOptions { largest: Pages::Small, smallest: Pages::Small, lock: false };
+        let ours = Region::shared(LANE_BYTES, small).map_err(region_error)?;
+        ours.seal_seals().map_err(region_error)?;
+        // SAFETY: the region is kept by the connection; nobody has it yet.
+        unsafe { Lane::create(ours.base()) };
+        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)
+            .map_err(system("epoll_ctl"))?;
+        self.links[index] = Some(Connection {
+            state: State::Handshake { since: now },
+            socket,
+            outbox: VecDeque::new(),
+            incoming,
+            ours,
+            theirs: None,
+            watch: None,
+        });
+        Ok(Link(index as u32))
+    }
+
+    fn send_hello(&mut self, link: Link) -> Result<(), DeviceError> {
+        let Some(connection) = self.links[link.0 as usize].as_mut() else { return Err(DeviceError::NoSuchLink) };
+        let fd = connection.ours.export().map_err(region_error)?;
+        connection.queue(Packet::Hello { node: self.node }, Some(fd))
+    }
+
+    fn accept(&mut self, now: u64) {
+        for _ in 0..BATCH {
+            let Ok(Some(socket)) = socket::accept(&self.listener) else { return };
+            if let Err(DeviceError::WrongUser { .. }) = socket::check_user(&socket) {
+                self.rejected += 1;
+                let _ = socket::send(&socket, &Packet::Reject(Reason::User), None);
+            } else if self.add(socket.try_clone().expect("a descriptor"), true, now).is_err() {
+                self.rejected += 1;
+                let _ = socket::send(&socket, &Packet::Reject(Reason::Full), None);
+            }
+        }
+    }
+
+    /// The connection is over, as seen from the control side.
+    fn lose(&mut self, link: Link, cause: DeviceError) {
+        let Some(connection) = self.links[link.0 as usize].as_mut() else { return };
+        let was_incoming_handshake = connection.incoming && matches!(connection.state, State::Handshake { .. });
+        if connection.state == State::Down {
+            return;
+        }
+        connection.state = State::Down;
+        connection.outbox.clear();
+        let _ = epoll::delete(&self.epoll, &connection.socket);
+        if was_incoming_handshake {
+            // Nobody was told of it.
+            self.rejected += 1;
+            self.links[link.0 as usize] = None;
+            return;
+        }
+        let status = if cause == DeviceError::Died { Status::PeerDead } else { Status::ConnectionLost };
+        self.nic.fail(link.0, status);
+        self.events.push_back(Event::Down { link, cause });
+    }
+
+    /// Why a connection ended whose socket did: a side that closes says so in its lane first.
+    fn how_it_ended(&self, link: Link) -> DeviceError {
+        let theirs = self.links[link.0 as usize].as_ref().and_then(|c| c.theirs.as_ref());
+        // SAFETY: the region is kept by the connection.
+        match theirs.and_then(|region| unsafe { Lane::attach(region.base()) }) {
+            Some(lane) if lane.door().load(Ordering::Acquire) & CLOSED == 0 => DeviceError::Died,
+            _ => DeviceError::Closed,
+        }
+    }
+
+    fn read(&mut self, link: Link) {
+        for _ in 0..BATCH {
+            let Some(connection) = self.links[link.0 as usize].as_ref() else { return };
+            if connection.state == State::Down {
+                return;
+            }
+            match socket::receive(&connection.socket) {
+                Ok(Received::Nothing) => return,
+                Ok(Received::Closed) => return self.lose(link, self.how_it_ended(link)),
+                Ok(Received::Packet(packet, fd)) => {
+                    if let Err(cause) = self.take(link, packet, fd) {
+                        if let DeviceError::Version { .. } = cause {
+                            self.reject(link, Reason::Version);
+                        }
+                        return self.lose(link, cause);
+                    }
+                }
+                Err(cause) => {
+                    if let DeviceError::Version { .. } = cause {
+                        self.reject(link, Reason::Version);
+                    }
+                    return self.lose(link, cause);
+                }
+            }
+        }
+    }
+
+    fn reject(&self, link: Link, reason: Reason) {
+        if let Some(connection) = self.links[link.0 as usize].as_ref() {
+            let _ = socket::send(&connection.socket, &Packet::Reject(reason), None);
+        }
+    }
+
+    fn take(&mut self, link: Link, packet: Packet, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
+        let Some(connection) = self.links[link.0 as usize].as_mut() else { return Ok(()) };
+        match (packet, connection.state, fd) {
+            (Packet::Hello { node }, State::Handshake { .. }, Some(fd)) => self.take_hello(link, node, fd),
+            (Packet::Reject(reason), State::Handshake { .. }, _) if !connection.incoming => Err(match reason {
+                Reason::Version => DeviceError::Refused("it speaks another protocol version; use one release on both"),
+                Reason::User => DeviceError::Refused("it belongs to another user; run both as one user"),
+                Reason::Full => DeviceError::Refused("it has no room for a connection; configure more there"),
+            }),
+            (Packet::Message { revision, message, grant }, State::Up, fd) => {
+                let granted = match (grant, fd) {
+                    (Some(grant), Some(fd)) => self.take_grant(link, grant, fd)?,
+                    (None, None) => None,
+                    _ => return Err(DeviceError::Protocol("a grant and its descriptor come together")),
+                };
+                self.nic.acknowledge(link.0, revision);
+                self.events.push_back(Event::Message { link, message, granted });
+                Ok(())
+            }
+            _ => Err(DeviceError::Protocol("a packet that does not fit the state of the connection")),
+        }
+    }
+
+    fn take_hello(&mut self, link: Link, node: u64, fd: OwnedFd) -> Result<(), DeviceError> {
+        let Some(connection) = self.links[link.0 as usize].as_mut() else { return Ok(()) };
+        let region = Region::adopt(fd, connection.ours.len(), true).map_err(region_error)?;
+        let lanes = (
+            // SAFETY: the connection keeps both regions until the queue pairs are closed.
+            unsafe { Lane::attach(connection.ours.base()) },
+            // SAFETY: as above.
+            unsafe { Lane::attach(region.base()) },
+        );
+        let (Some(ours), Some(theirs)) = lanes else { return Err(DeviceError::Protocol("it is not a lane")) };
+        let incoming = connection.incoming;
+        // SAFETY: the lane is mapped until the watch was dropped: `Connection` drops the watch first.
+        let watch = unsafe { Watch::new(&connection.socket, theirs, self.deaths.clone()) }?;
+        connection.watch = Some(watch);
+        connection.theirs = Some(region);
+        connection.state = State::Up;
+        // SAFETY: as above.
+        unsafe { self.nic.open(link.0, ours, theirs) };
+        if incoming {
+            self.send_hello(link)?;
+        }
+        self.events.push_back(Event::Up { link, node, incoming });
+        Ok(())
+    }
+
+    /// Maps what was granted. Where there is no room, the message arrives without it, and the engine sees that.
+    fn take_grant(&mut self, link: Link, grant: Grant, fd: OwnedFd) -> Result<Option<Granted>, DeviceError> {
+        let region = Region::adopt(fd, grant.len as usize, grant.writable).map_err(region_error)?;
+        let theirs = self.links[link.0 as usize].as_ref().and_then(|c| c.theirs.as_ref());
+        // SAFETY: the connection keeps the region as long as it has imports.
+        let theirs = theirs.and_then(|region| unsafe { Lane::attach(region.base()) });
+        let import = Import { link: link.0, theirs, mr: grant.mr, epoch: grant.epoch };
+        let Some(rkey) = self.nic.import(import) else { return Ok(None) };
+        let (base, len) = (region.base().as_ptr() as u64, region.len() as u64);
+        self.imports[rkey as usize] = Some(region);
+        Ok(Some(Granted { rkey, base, len, writable: grant.writable }))
+    }
+
+    fn work(&mut self, now: u64) {
+        let mut ready = [const { core::mem::MaybeUninit::uninit() }; 32];
+        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let ready = epoll::wait(&self.epoll, &mut ready, Some(&at_once)).map_or(&mut [][..], |(ready, _)| ready);
+        for event in ready {
+            match event.data.u64() {
+                LISTENER => self.accept(now),
+                link => self.read(Link(link as u32)),
+            }
+        }
+        for link in (0..self.links.len() as u32).map(Link) {
+            let Some(connection) = self.links[link.0 as usize].as_mut() else { continue };
+            match connection.state {
+                State::Handshake { since } if now.saturating_sub(since) > HANDSHAKE_NS => {
+                    self.lose(link, DeviceError::TimedOut);
+                }
+                State::Down => {}
+                _ => {
+                    if let Err(cause) = connection.flush() {
+                        self.lose(link, cause);
+                    }
+                    self.nic.look_at_door(link.0);
+                    if self.is_up(link) && self.nic.down(self.nic.qp(link.0, 0)).is_some() {
+                        self.lose(link, self.how_it_ended(link));
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_up(&self, link: Link) -> bool {
+        self.links.get(link.0 as usize).and_then(Option::as_ref).is_some_and(|c| c.state == State::Up)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn somebody_died(&mut self) {
+        self.deaths_seen = self.deaths.load(Ordering::Acquire);
+        for link in 0..self.nic.links() {
+            self.nic.look_at_door(link);
+        }
+    }
+}
+
+impl Connection {
+    fn queue(&mut self, packet: Packet, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
+        if self.outbox.len() == OUTBOX {
+            return Err(DeviceError::Full {
+                what: "control messages that the peer has not read",
+                limit: OUTBOX as u32,
+            });
+        }
+        self.outbox.push_back((packet, fd));
+        self.flush()
+    }
+
+    /// Sends what the socket takes.
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        while let Some((packet, fd)) = self.outbox.front() {
+            if !socket::send(&self.socket, packet, fd.as_ref().map(AsFd::as_fd))? {
+                return Ok(());
+            }
+            self.outbox.pop_front();
+        }
+        Ok(())
+    }
+}
+
+// SAFETY: `CpuNic` ends each work request once, and touches memory in `post` and `poll` only, before it answers.
+unsafe impl Device for Shm {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn register(&mut self, memory: Memory, rights: Rights) -> Result<Mr, DeviceError> {
+        if rights.is_empty() {
+            return self.mrs.add(memory, rights);
+        }
+        let Memory::Shared { region, .. } = &memory else { return Err(DeviceError::NotShareable) };
+        let is_writable = |rights: Rights| rights.intersects(Rights::WRITE | Rights::ATOMIC);
+        for other in self.mrs.iter() {
+            if let Memory::Shared { region: theirs, .. } = &other.memory
+                && Arc::ptr_eq(theirs, region)
+                && !other.rights.is_empty()
+                && is_writable(other.rights) != is_writable(rights)
+            {
+                return Err(DeviceError::RightsDiffer);
+            }
+        }
+        match (is_writable(rights), region.is_read_only()) {
+            (true, true) => return Err(DeviceError::RightsDiffer),
+            (false, false) => region.seal_read_only().map_err(|_| DeviceError::RightsDiffer)?,
+            _ => {}
+        }
+        region.seal_seals().map_err(region_error)?;
+        self.mrs.add(memory, rights)
+    }
+
+    fn deregister(&mut self, mr: Mr) -> Result<(), DeviceError> {
+        self.revoke(mr)?;
+        self.mrs.remove(mr).map(drop)
+    }
+
+    fn revoke(&mut self, mr: Mr) -> Result<(), DeviceError> {
+        let epoch = self.mrs.next_epoch(mr)?;
+        if self.nic.revoke(mr.0, epoch)
+            && let Memory::Shared { region, .. } = &self.mrs.get(mr)?.registration.memory
+        {
+            region.replace().map_err(region_error)?;
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self, address: &str, now: u64) -> Result<Link, DeviceError> {
+        let socket = socket::connect(address)?;
+        socket::check_user(&socket)?;
+        let link = self.add(socket, false, now)?;
+        if let Err(error) = self.send_hello(link) {
+            self.links[link.0 as usize] = None;
+            return Err(error);
+        }
+        Ok(link)
+    }
+
+    fn disconnect(&mut self, link: Link) {
+        let Some(slot) = self.links.get_mut(link.0 as usize) else { return };
+        // Queue pairs first: from then on nothing touches the lanes.
+        self.nic.close(link.0);
+        for (rkey, import) in self.imports.iter_mut().enumerate() {
+            if import.is_some() && !self.nic.is_import(rkey as u32) {
+                *import = None;
+            }
+        }
+        if let Some(connection) = slot.take() {
+            let _ = epoll::delete(&self.epoll, &connection.socket);
+        }
+        self.events.retain(|event| !matches!(event, Event::Message { link: of, .. } | Event::Down { link: of, .. } | Event::Up { link: of, .. } if *of == link));
+    }
+
+    fn qp(&self, link: Link, class: usize) -> Qp {
+        self.nic.qp(link.0, class)
+    }
+
+    fn send(&mut self, link: Link, message: &Message, grant: Option<Mr>) -> Result<(), DeviceError> {
+        if !self.is_up(link) {
+            return Err(DeviceError::NoSuchLink);
+        }
+        let mut fd = None;
+        let mut packed = None;
+        if let Some(mr) = grant {
+            let grant = self.mrs.get(mr)?;
+            let Memory::Shared { region, .. } = &grant.registration.memory else { return Err(DeviceError::NotShareable) };
+            fd = Some(region.export().map_err(region_error)?);
+            let writable = grant.registration.rights.intersects(Rights::WRITE | Rights::ATOMIC);
+            packed = Some(Grant { mr: mr.0, epoch: grant.epoch, len: region.len() as u64, writable });
+            self.nic.grant(link.0, mr.0, grant.epoch);
+        }
+        let packet = Packet::Message { revision: self.nic.revision(link.0), message: *message, grant: packed };
+        match self.links[link.0 as usize].as_mut() {
+            Some(connection) => connection.queue(packet, fd),
+            None => Err(DeviceError::NoSuchLink),
+        }
+    }
+
+    fn release(&mut self, rkey: u32) {
+        if self.nic.release(rkey).is_some()
+            && let Some(import) = self.imports.get_mut(rkey as usize)
+        {
+            *import = None;
+        }
+    }
+
+    fn control(&mut self, now: u64) -> Option<Event> {
+        if self.events.is_empty() {
+            self.work(now);
+        }
+        self.events.pop_front()
+    }
+
+    #[inline(always)]
+    unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.nic.post(qp, wr) }
+    }
+
+    #[inline(always)]
+    fn ring(&mut self) {}
+
+    #[inline(always)]
+    fn poll(&mut self, _now: u64, wcs: &mut [Wc]) -> usize {
+        if self.deaths.load(Ordering::Relaxed) != self.deaths_seen {
+            self.somebody_died();
+        }
+        self.nic.poll(wcs)
+    }
+
+    fn cancel(&mut self, qp: Qp, wr_id: u64) -> Cancel {
+        self.nic.cancel(qp, wr_id)
+    }
+
+    #[inline(always)]
+    fn down(&self, qp: Qp) -> Option<Status> {
+        self.nic.down(qp)
+    }
+}
+
+impl Drop for Shm {
+    fn drop(&mut self) {
+        for link in 0..self.links.len() {
+            self.disconnect(Link(link as u32));
+        }
+    }
+}
+
+/// Marks a lane of a peer that is gone; the watcher's whole effect.
+fn mark(lane: Lane, deaths: &AtomicU32) {
+    if lane.door().load(Ordering::Acquire) & CLOSED == 0 {
+        lane.door().fetch_or(DEAD, Ordering::AcqRel);
+    }
+    deaths.fetch_add(1, Ordering::AcqRel);
+}
+
+/// The version that both sides of a connection must have.
+pub const PROTOCOL_VERSION: u32 = VERSION;
+
+#[cfg(test)]
+mod tests;

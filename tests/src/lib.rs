@@ -1,0 +1,198 @@
+//! Two engines in one thread, stepped in virtual time: what the tests of several rooms share.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use verbring::{
+    Arena, Completion, Config, Device, Engine, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm, ShmOptions,
+    SizeClass, Window, open_with,
+};
+use verbring_sys::local::{Local, WireRef};
+use verbring_sys::{Deferred, Faults};
+
+/// The slab classes of every engine here.
+pub const CLASSES: [SizeClass; 3] = [
+    SizeClass { size: 256, count: 64 },
+    SizeClass { size: 16384, count: 32 },
+    SizeClass { size: 2 << 20, count: 4 },
+];
+
+/// Nanoseconds of virtual time that a step takes.
+pub const STEP: u64 = 1000;
+
+/// Steps after which something that must happen has failed to.
+pub const PATIENCE: u32 = 2_000_000;
+
+/// Two connected engines.
+pub struct World<D: Device> {
+    /// One.
+    pub a: Engine<D>,
+    /// The other.
+    pub b: Engine<D>,
+    /// `a`'s id for `b`.
+    pub ab: PeerId,
+    /// `b`'s id for `a`.
+    pub ba: PeerId,
+    /// Virtual time.
+    pub now: u64,
+}
+
+/// Sizes that fill up soon.
+pub fn small() -> Config {
+    Config {
+        sq_entries: 64,
+        cq_entries: 128,
+        max_outstanding: 64,
+        max_peers: 8,
+        max_windows: 16,
+        max_imports: 16,
+        ..Config::default()
+    }
+}
+
+/// An arena in pages of no particular size.
+pub fn arena(bytes: usize) -> Arena {
+    Arena::from_region(Region::private(bytes, RegionOptions::default()).expect("memory for an arena"))
+}
+
+/// A local device.
+pub fn local_device(node: u64) -> Local {
+    Local::new(arena(Local::bytes()), node).expect("a local device")
+}
+
+/// An engine over a device that `make` makes.
+pub fn engine<D: Device>(config: Config, make: impl FnOnce(u64) -> D) -> Engine<D> {
+    open_with(config, &CLASSES, RegionOptions::default(), |node| Ok(make(node))).expect("an engine")
+}
+
+/// Two engines over local devices.
+pub fn local(config: Config) -> World<Local> {
+    let (mut a, mut b) = (engine(config, local_device), engine(config, local_device));
+    Local::join(a.device_mut(), b.device_mut(), WireRef::new()).expect("a join");
+    World::meet(a, b)
+}
+
+/// Two engines over local devices that answer late and in an order of the seed's.
+pub fn deferred(config: Config, seed: u64, faults: Faults) -> World<Deferred<Local>> {
+    let make = |node| Deferred::new(local_device(node), seed ^ node, faults);
+    let (mut a, mut b) = (engine(config, make), engine(config, make));
+    Local::join(a.device_mut().inner(), b.device_mut().inner(), WireRef::new()).expect("a join");
+    World::meet(a, b)
+}
+
+/// A name that nobody else uses.
+pub fn name(prefix: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{prefix}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// An engine over shared memory under a new name.
+pub fn shm_engine(config: Config) -> Engine<Shm> {
+    let options = ShmOptions { max_links: config.max_peers, max_imports: config.max_imports };
+    engine(config, |node| Shm::bind(&name("test"), node, options).expect("a shm device"))
+}
+
+/// Two engines over shared memory, in one process.
+pub fn shm(config: Config) -> World<Shm> {
+    let (mut a, b) = (shm_engine(config), shm_engine(config));
+    let name = b.device().name().to_string();
+    a.connect(&name, 0).expect("a connection");
+    World::meet(a, b)
+}
+
+impl<D: Device> World<D> {
+    /// Steps both engines until each knows the other.
+    pub fn meet(mut a: Engine<D>, mut b: Engine<D>) -> World<D> {
+        let (mut ab, mut ba) = (None, None);
+        for now in 0..u64::from(PATIENCE) {
+            for (engine, peer) in [(&mut a, &mut ab), (&mut b, &mut ba)] {
+                match engine.control(now) {
+                    None => {}
+                    Some(Notice::Connected { peer: id, .. }) => *peer = Some(id),
+                    Some(other) => panic!("{other:?} before a connection"),
+                }
+            }
+            if let (Some(ab), Some(ba)) = (ab, ba) {
+                return World { a, b, ab, ba, now };
+            }
+        }
+        panic!("the engines do not meet");
+    }
+
+    /// One turn of both engines.
+    pub fn step(&mut self) {
+        self.now += STEP;
+        for engine in [&mut self.a, &mut self.b] {
+            engine.submit(self.now);
+            engine.poll(self.now);
+        }
+    }
+
+    /// Control work of both engines until there is none.
+    pub fn control(&mut self) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        for _ in 0..4 {
+            for engine in [&mut self.a, &mut self.b] {
+                while let Some(notice) = engine.control(self.now) {
+                    notices.push(notice);
+                }
+            }
+        }
+        notices
+    }
+
+    /// Steps until `done` has an answer.
+    pub fn until<T>(&mut self, mut done: impl FnMut(&mut Self) -> Option<T>) -> T {
+        for _ in 0..PATIENCE {
+            if let Some(answer) = done(self) {
+                return answer;
+            }
+            self.step();
+        }
+        panic!("it does not happen");
+    }
+
+    /// The next completion of `a`.
+    pub fn reap(&mut self) -> Completion {
+        self.until(|world| world.a.reap())
+    }
+
+    /// The next completions of `a`, by user_data.
+    pub fn reap_all(&mut self, count: usize) -> Vec<Completion> {
+        (0..count).map(|_| self.reap()).collect()
+    }
+
+    /// A window of `b`, and `a`'s key for it.
+    pub fn export(&mut self, len: usize, rights: Rights) -> (Window, RemoteKey) {
+        let window = self.b.window(len, rights).expect("a window");
+        let key = self.import(&window);
+        (window, key)
+    }
+
+    /// `a`'s key for a window of `b`.
+    pub fn import(&mut self, window: &Window) -> RemoteKey {
+        let remote = self.b.remote(window).expect("a Remote");
+        let key = self.a.import(self.ab, &remote).expect("an import");
+        for _ in 0..PATIENCE {
+            if self.control().contains(&Notice::Imported { key }) {
+                return key;
+            }
+            self.step();
+        }
+        panic!("the import does not come");
+    }
+
+    /// A window of `a` for local use.
+    pub fn local_window(&mut self, len: usize) -> Window {
+        self.a.window(len, Rights::empty()).expect("a window")
+    }
+}
+
+/// How many times a test repeats: few as a rule, `many` with VERBRING_LONG=1.
+pub fn repeats(few: u32, many: u32) -> u32 {
+    if std::env::var_os("VERBRING_LONG").is_some_and(|v| v == "1") { many } else { few }
+}
+
+/// Bytes that tell where they come from.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    (0..len).map(|i| ((i as u64).wrapping_mul(31).wrapping_add(seed) ^ (i as u64 >> 8)) as u8).collect()
+}
