@@ -138,15 +138,17 @@ struct Header {
 
 impl Header {
     fn class_at(&self, offset: usize) -> Option<&Geometry> {
-        self.classes[..self.class_count]
+        self.classes
             .iter()
+            .take(self.class_count)
             .find(|c| offset.checked_sub(c.start).is_some_and(|inside| inside < c.stride as usize * c.count as usize))
     }
 
     /// The class and global index of the block that `offset` lies in.
     fn block_at(&self, offset: usize) -> Option<(&Geometry, u32)> {
         let class = self.class_at(offset)?;
-        Some((class, class.first + ((offset - class.start) / class.stride as usize) as u32))
+        let index = (offset - class.start).checked_div(class.stride as usize)?;
+        Some((class, class.first + index as u32))
     }
 
     fn offset_of(&self, class: &Geometry, index: u32) -> usize {
@@ -334,7 +336,7 @@ impl Slab {
     #[inline(never)]
     fn alloc_slow(&mut self, class: usize, len: usize) -> Result<Buf, SlabError> {
         if class >= self.class_count {
-            let largest = self.classes[self.class_count - 1].geometry.size;
+            let largest = self.classes.iter().map(|c| c.geometry.size).max().unwrap_or(0);
             return Err(SlabError::TooLarge { len, largest });
         }
         self.collect();

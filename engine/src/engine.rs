@@ -337,7 +337,12 @@ impl<D: Device> Engine<D> {
     }
 
     /// The engine's side of a port. The slab is registered, and given back with its key.
-    fn add_port_end(&mut self, ring: Parts, slab: Option<Slab>, keep: Keep) -> Result<Option<(Slab, u32)>, EngineError> {
+    fn add_port_end(
+        &mut self,
+        ring: Parts,
+        slab: Option<Slab>,
+        keep: Keep,
+    ) -> Result<Option<(Slab, u32)>, EngineError> {
         let mut end = PortEnd { end: EngineEnd::new(ring), owed: 0, chain: None, slab: None, _keep: keep };
         let slab = match slab {
             None => None,

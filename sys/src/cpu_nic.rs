@@ -154,7 +154,13 @@ impl CpuNic {
 
     /// The queue pair of a class of a connection.
     pub fn qp(&self, link: u32, class: usize) -> Qp {
-        Qp((class % CLASSES) as u32 * self.links + link % self.links)
+        Qp((class % CLASSES) as u32 * self.links + (link & (self.links - 1)))
+    }
+
+    /// The connection of a queue pair.
+    #[inline(always)]
+    fn link_of(&self, qp: Qp) -> u32 {
+        qp.0 & (self.links - 1)
     }
 
     /// Opens the queue pairs of a connection.
@@ -380,7 +386,7 @@ impl CpuNic {
         // SAFETY: the queue pair is up.
         let door = unsafe { q.door.as_ref() }.load(Ordering::Acquire);
         if let Some(cause) = gone(door) {
-            self.fail(qp.0 % self.links, cause);
+            self.fail(self.link_of(qp), cause);
             return Err(cause);
         }
         if matches!(wr.op, WrOp::Send | WrOp::Recv | WrOp::Flush) {
@@ -421,7 +427,7 @@ impl CpuNic {
                         Ok(true) => Ok(Some(0)),
                         Ok(false) => Ok(None),
                         Err(Corrupt) => {
-                            self.fail(qp.0 % self.links, Status::ConnectionLost);
+                            self.fail(self.link_of(qp), Status::ConnectionLost);
                             Err(Status::ConnectionLost)
                         }
                     };
@@ -509,7 +515,7 @@ impl CpuNic {
                             Wc { value: u64::from(len), imm, ..Wc::new(receive.wr_id, qp, status) }
                         }
                         Err(Corrupt) => {
-                            self.fail(qp.0 % self.links, Status::ConnectionLost);
+                            self.fail(self.link_of(qp), Status::ConnectionLost);
                             continue;
                         }
                     }

@@ -3,18 +3,15 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbring::{
-    Arena, Completion, Config, Device, Engine, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm, ShmOptions,
-    SizeClass, Window, open_with,
+    Arena, Completion, Config, Device, Engine, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm,
+    ShmOptions, SizeClass, Window, open_with,
 };
 use verbring_sys::local::{Local, WireRef};
 use verbring_sys::{Deferred, Faults};
 
 /// The slab classes of every engine here.
-pub const CLASSES: [SizeClass; 3] = [
-    SizeClass { size: 256, count: 64 },
-    SizeClass { size: 16384, count: 32 },
-    SizeClass { size: 2 << 20, count: 4 },
-];
+pub const CLASSES: [SizeClass; 3] =
+    [SizeClass { size: 256, count: 64 }, SizeClass { size: 16384, count: 32 }, SizeClass { size: 2 << 20, count: 4 }];
 
 /// Nanoseconds of virtual time that a step takes.
 pub const STEP: u64 = 1000;

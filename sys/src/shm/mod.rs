@@ -471,7 +471,9 @@ unsafe impl Device for Shm {
         let mut packed = None;
         if let Some(mr) = grant {
             let grant = self.mrs.get(mr)?;
-            let Memory::Shared { region, .. } = &grant.registration.memory else { return Err(DeviceError::NotShareable) };
+            let Memory::Shared { region, .. } = &grant.registration.memory else {
+                return Err(DeviceError::NotShareable);
+            };
             fd = Some(region.export().map_err(region_error)?);
             let writable = grant.registration.rights.intersects(Rights::WRITE | Rights::ATOMIC);
             packed = Some(Grant { mr: mr.0, epoch: grant.epoch, len: region.len() as u64, writable });

@@ -11,6 +11,8 @@ use core::panic::PanicInfo;
 
 // For the memory functions, which nothing here names.
 use freestanding as _;
+use verbring::{Engine, Opts, Sqe, Target};
+use verbring_sys::local::Local;
 
 unsafe extern "C" {
     safe fn verbring_panic_is_reachable() -> !;
@@ -29,10 +31,44 @@ unsafe extern "C" fn _start() -> ! {
     naked_asm!("ud2")
 }
 
-/// A placeholder: a table access whose index is masked.
+/// `push`: any entry.
 #[unsafe(no_mangle)]
-pub extern "C" fn hot_masked(table: &[u64; 64], index: usize) -> u64 {
-    table[index % table.len()]
+pub extern "C" fn hot_push(engine: &mut Engine<Local>, sqe: &Sqe) -> bool {
+    engine.push(*sqe).is_ok()
+}
+
+/// `submit`, with the whole data path of `local`, which is that of shm (`CpuNic`).
+#[unsafe(no_mangle)]
+pub extern "C" fn hot_submit(engine: &mut Engine<Local>, now: u64) -> u32 {
+    engine.submit(now)
+}
+
+/// `poll`, likewise.
+#[unsafe(no_mangle)]
+pub extern "C" fn hot_poll(engine: &mut Engine<Local>, now: u64) -> u32 {
+    engine.poll(now)
+}
+
+/// `reap`: the completion, and whether a block came with it, which stays with the engine.
+#[unsafe(no_mangle)]
+pub extern "C" fn hot_reap(engine: &mut Engine<Local>, user_data: &mut u64) -> bool {
+    match engine.reap() {
+        None => false,
+        Some(done) => {
+            *user_data = done.user_data;
+            done.buf.into_iter().for_each(|buf| engine.free(buf));
+            true
+        }
+    }
+}
+
+/// Blocks: allocation, and the puts that take them.
+#[unsafe(no_mangle)]
+pub extern "C" fn hot_put(engine: &mut Engine<Local>, len: usize, target: &Target) -> bool {
+    match engine.alloc(len) {
+        Ok(buf) => engine.put(buf, *target, Opts::default()).is_ok(),
+        Err(_) => false,
+    }
 }
 
 /// What the proof must refuse.
