@@ -186,6 +186,9 @@ impl Channel {
 
     /// Takes a flight out, wherever it stands. It is the first one as a rule.
     pub(crate) fn remove(&mut self, flights: &mut Flights, flight: u32) {
+        if flight == NONE {
+            return;
+        }
         let next = flights.at(flight).next;
         let mut before = NONE;
         let mut at = self.first;

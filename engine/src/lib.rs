@@ -29,7 +29,6 @@ mod peer;
 pub mod pinned;
 mod port;
 mod remote;
-#[cfg_attr(loom, allow(dead_code))]
 mod ring;
 mod sqe;
 mod sync;

@@ -19,7 +19,7 @@ use core::ptr::NonNull;
 
 use crate::cqe::{PHASE, VALUE};
 use crate::sqe::Sqe;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, word_at};
 
 /// Identifies a ring: "vrb-ring".
 const MAGIC: u64 = u64::from_le_bytes(*b"vrb-ring");
@@ -59,7 +59,6 @@ pub(crate) struct Parts {
 // SAFETY: all access is by atomics.
 unsafe impl Send for Parts {}
 
-#[cfg(not(loom))]
 impl Parts {
     /// Lays out rings over zeroed memory.
     ///
@@ -70,7 +69,7 @@ impl Parts {
         let header = Self::header(sq_entries, cq_entries);
         for (i, word) in header.into_iter().enumerate() {
             // SAFETY: the first 64 bytes.
-            unsafe { AtomicU64::from_ptr(base.as_ptr().cast::<u64>().add(i)) }.store(word, Ordering::Relaxed);
+            unsafe { word_at(base.as_ptr().cast::<u64>().add(i)) }.store(word, Ordering::Relaxed);
         }
         // SAFETY: the caller's promise.
         unsafe { Self::over(base, sq_entries, cq_entries) }
@@ -86,7 +85,7 @@ impl Parts {
             return Err(NotARing);
         }
         // SAFETY: the first 64 bytes. Each word is loaded once.
-        let load = |i| unsafe { AtomicU64::from_ptr(base.as_ptr().cast::<u64>().add(i)) }.load(Ordering::Relaxed);
+        let load = |i| unsafe { word_at(base.as_ptr().cast::<u64>().add(i)) }.load(Ordering::Relaxed);
         let sizes = load(2);
         let (sq_entries, cq_entries) = (sizes as u32, (sizes >> 32) as u32);
         let are_good = |n: u32| n.is_power_of_two() && n <= MAX_ENTRIES;
@@ -111,18 +110,28 @@ impl Parts {
         let values = cqes + cq_entries as usize * 16;
         // SAFETY: all offsets lie in the memory that the caller gave.
         unsafe {
-            Parts {
-                sqes: base.add(SQES).cast(),
-                sq_mask: sq_entries - 1,
-                cqes: base.add(cqes).cast(),
-                values: base.add(values).cast(),
-                cq_mask: cq_entries - 1,
-                sq_watermark: base.add(SQ_WATERMARK).cast(),
-                engine_gone: base.add(SQ_WATERMARK + 4).cast(),
-                cq_watermark: base.add(CQ_WATERMARK).cast(),
-                app_gone: base.add(CQ_WATERMARK + 4).cast(),
-            }
+            Parts::at(
+                [base.add(SQES).cast(), base.add(cqes).cast(), base.add(values).cast()],
+                [SQ_WATERMARK, SQ_WATERMARK + 4, CQ_WATERMARK, CQ_WATERMARK + 4].map(|at| base.add(at).cast()),
+                sq_entries,
+                cq_entries,
+            )
         }
+    }
+
+    /// Rings whose parts lie anywhere: sqes, cqes, values; then the two words of the engine, and the two of the
+    /// application.
+    ///
+    /// # Safety
+    /// Each is as long as the sizes say, and valid as long as the parts are used.
+    pub(crate) unsafe fn at(
+        [sqes, cqes, values]: [NonNull<AtomicU64>; 3],
+        [sq_watermark, engine_gone, cq_watermark, app_gone]: [NonNull<AtomicU32>; 4],
+        sq_entries: u32,
+        cq_entries: u32,
+    ) -> Parts {
+        let (sq_mask, cq_mask) = (sq_entries - 1, cq_entries - 1);
+        Parts { sqes, sq_mask, cqes, values, cq_mask, sq_watermark, engine_gone, cq_watermark, app_gone }
     }
 }
 
@@ -365,7 +374,7 @@ mod tests {
     use std::boxed::Box;
     use std::vec::Vec;
 
-    /// Rings over separate allocations, so that loom's atomics fit too. Leaked: a test ends with its process.
+    /// Rings over separate allocations. Leaked: a test ends with its process.
     fn parts(sq_entries: u32, cq_entries: u32) -> Parts {
         fn words(n: usize) -> NonNull<AtomicU64> {
             let words: Vec<AtomicU64> = (0..n).map(|_| AtomicU64::new(0)).collect();
@@ -374,16 +383,15 @@ mod tests {
         fn word() -> NonNull<AtomicU32> {
             NonNull::from(Box::leak(Box::new(AtomicU32::new(0))))
         }
-        Parts {
-            sqes: words(sq_entries as usize * 8),
-            sq_mask: sq_entries - 1,
-            cqes: words(cq_entries as usize * 2),
-            values: words(cq_entries as usize),
-            cq_mask: cq_entries - 1,
-            sq_watermark: word(),
-            engine_gone: word(),
-            cq_watermark: word(),
-            app_gone: word(),
+        let (sq, cq) = (sq_entries as usize, cq_entries as usize);
+        // SAFETY: of these lengths, and leaked.
+        unsafe {
+            Parts::at(
+                [words(sq * 8), words(cq * 2), words(cq)],
+                [word(), word(), word(), word()],
+                sq_entries,
+                cq_entries,
+            )
         }
     }
 
@@ -397,217 +405,128 @@ mod tests {
         assert_eq!(*sqe, expected);
     }
 
-    /// Whatever the interleaving, each entry arrives once, whole and in order, and its completion too.
-    fn ping(
-        app: &mut AppEnd,
-        engine: &mut EngineEnd,
-        items: u64,
-        yield_now: fn(),
-    ) -> [Box<dyn FnMut() -> bool + '_>; 2] {
-        let (mut pushed, mut reaped) = (0, 0);
-        let app_side = move || {
-            if pushed < items && app.push(&entry(pushed)) {
-                pushed += 1;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use verbring_slab::{Region, RegionOptions};
+
+    proptest! {
+        /// Against two queues, with positions that start just before they wrap at 2^32.
+        #[test]
+        fn model(steps in prop::collection::vec(0u8..4, 1..500), start in prop::sample::select(&[0u32, u32::MAX - 20])) {
+            let parts = parts(8, 4);
+            let (mut app, mut engine) = (AppEnd::new(parts), EngineEnd::new(parts));
+            (app.sq_tail, app.sq_head, engine.sq_head, engine.sq_told) = (start, start, start, start);
+            // The cq starts in the lap whose cqes are not there yet: a multiple of two laps.
+            let cq_start = start & !7;
+            (app.cq_head, engine.cq_tail, engine.cq_head) = (cq_start, cq_start, cq_start);
+            start_at(&parts, cq_start, start);
+            let (mut sq, mut cq) = (VecDeque::new(), VecDeque::new());
+            let (mut next, mut done) = (1u64, 0u64);
+            for step in steps {
+                match step {
+                    0 => {
+                        let pushed = app.push(&entry(next));
+                        prop_assert_eq!(pushed, sq.len() < 8, "{} in the ring", sq.len());
+                        if pushed {
+                            sq.push_back(next);
+                            next += 1;
+                        }
+                    }
+                    1 => {
+                        let taken = engine.take();
+                        engine.tell();
+                        match sq.pop_front() {
+                            None => prop_assert_eq!(taken, None),
+                            Some(i) => check_entry(&taken.unwrap(), i),
+                        }
+                    }
+                    2 => {
+                        let room = engine.cq_room(0, 4);
+                        prop_assert_eq!(room as usize, 4 - cq.len());
+                        if room > 0 {
+                            done += 1;
+                            engine.complete(done, 5, VALUE, 1, done);
+                            cq.push_back(done);
+                        }
+                    }
+                    _ => prop_assert_eq!(app.reap().map(|c| (c.user_data, c.value)), cq.pop_front().map(|d| (d, d))),
+                }
             }
-            if let Some(cqe) = app.reap() {
-                assert_eq!((cqe.user_data, cqe.value, cqe.imm, cqe.status), (reaped, reaped + 9, reaped as u32, 3));
-                reaped += 1;
-            } else {
-                yield_now();
-            }
-            reaped == items
-        };
-        let mut taken = 0;
-        let engine_side = move || {
-            if engine.cq_room(0, 1) > 0 {
-                if let Some(sqe) = engine.take() {
-                    check_entry(&sqe, taken);
-                    engine.tell();
-                    engine.complete(taken, 3, VALUE, taken as u32, taken + 9);
+        }
+
+        /// A hostile application: any bytes anywhere. The engine takes at most what fits and keeps to its ring.
+        #[test]
+        fn hostile_application(bytes in prop::collection::vec((0usize..1000, any::<u64>(), any::<bool>()), 1..60)) {
+            let region = Region::private(ring_bytes(4, 4), RegionOptions::default()).unwrap();
+            // SAFETY: the region outlives the ends.
+            let parts = unsafe { Parts::create(region.base(), 4, 4) };
+            let mut engine = EngineEnd::new(parts);
+            let words = ring_bytes(4, 4) / 8;
+            for (at, value, small) in bytes {
+                let value = if small { value % 8 | (value & 0xff) << 32 } else { value };
+                // SAFETY: a word of the ring.
+                let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at % words)) };
+                word.store(value, Ordering::Relaxed);
+                let mut taken = 0;
+                while engine.take().is_some() {
                     taken += 1;
-                } else {
-                    yield_now();
+                    prop_assert!(taken <= 4);
                 }
-            } else {
-                yield_now();
+                engine.tell();
+                let room = engine.cq_room(1, 4);
+                prop_assert!(room <= 3);
+                if room > 0 {
+                    engine.complete(1, 2, VALUE, 3, 4);
+                }
             }
-            taken == items
-        };
-        [Box::new(app_side), Box::new(engine_side)]
-    }
-
-    #[cfg(loom)]
-    mod model {
-        use super::*;
-
-        fn check(items: u64, preemptions: Option<usize>) {
-            let mut builder = loom::model::Builder::new();
-            builder.preemption_bound = preemptions;
-            builder.check(move || {
-                let parts = parts(2, 2);
-                let thread = loom::thread::spawn(move || {
-                    let mut engine = EngineEnd::new(parts);
-                    let mut app = AppEnd::new(parts);
-                    let [_, mut step] = ping(&mut app, &mut engine, items, loom::thread::yield_now);
-                    while !step() {}
-                });
-                let mut engine = EngineEnd::new(parts);
-                let mut app = AppEnd::new(parts);
-                let [mut step, _] = ping(&mut app, &mut engine, items, loom::thread::yield_now);
-                while !step() {}
-                thread.join().unwrap();
-            });
+            prop_assert!(engine.unread().count() <= 4);
         }
 
+        /// A hostile engine: the application gets made-up completions, and no room it has not.
         #[test]
-        fn exhaustive_at_capacity_2_with_3_items() {
-            check(3, None);
-        }
-
-        #[test]
-        fn six_items_with_3_preemptions() {
-            check(6, Some(3));
-        }
-    }
-
-    #[cfg(not(loom))]
-    mod plain {
-        use super::*;
-        use proptest::prelude::*;
-        use std::collections::VecDeque;
-        use verbring_slab::{Region, RegionOptions};
-
-        #[test]
-        fn two_threads() {
-            let parts = parts(4, 4);
-            let thread = std::thread::spawn(move || {
-                let (mut engine, mut app) = (EngineEnd::new(parts), AppEnd::new(parts));
-                let [_, mut step] = ping(&mut app, &mut engine, 20_000, std::thread::yield_now);
-                while !step() {}
-            });
-            let (mut engine, mut app) = (EngineEnd::new(parts), AppEnd::new(parts));
-            let [mut step, _] = ping(&mut app, &mut engine, 20_000, std::thread::yield_now);
-            while !step() {}
-            drop(step);
-            thread.join().unwrap();
-        }
-
-        proptest! {
-            /// Against two queues, with positions that start just before they wrap at 2^32.
-            #[test]
-            fn model(steps in prop::collection::vec(0u8..4, 1..500), start in prop::sample::select(&[0u32, u32::MAX - 20])) {
-                let parts = parts(8, 4);
-                let (mut app, mut engine) = (AppEnd::new(parts), EngineEnd::new(parts));
-                (app.sq_tail, app.sq_head, engine.sq_head, engine.sq_told) = (start, start, start, start);
-                // The cq starts in the lap whose cqes are not there yet: a multiple of two laps.
-                let cq_start = start & !7;
-                (app.cq_head, engine.cq_tail, engine.cq_head) = (cq_start, cq_start, cq_start);
-                unsafe_store(&parts, cq_start, start);
-                let (mut sq, mut cq) = (VecDeque::new(), VecDeque::new());
-                let (mut next, mut done) = (1u64, 0u64);
-                for step in steps {
-                    match step {
-                        0 => {
-                            let pushed = app.push(&entry(next));
-                            prop_assert_eq!(pushed, sq.len() < 8, "{} in the ring", sq.len());
-                            if pushed {
-                                sq.push_back(next);
-                                next += 1;
-                            }
-                        }
-                        1 => {
-                            let taken = engine.take();
-                            engine.tell();
-                            match sq.pop_front() {
-                                None => prop_assert_eq!(taken, None),
-                                Some(i) => check_entry(&taken.unwrap(), i),
-                            }
-                        }
-                        2 => {
-                            let room = engine.cq_room(0, 4);
-                            prop_assert_eq!(room as usize, 4 - cq.len());
-                            if room > 0 {
-                                done += 1;
-                                engine.complete(done, 5, VALUE, 1, done);
-                                cq.push_back(done);
-                            }
-                        }
-                        _ => prop_assert_eq!(app.reap().map(|c| (c.user_data, c.value)), cq.pop_front().map(|d| (d, d))),
-                    }
-                }
-            }
-
-            /// A hostile application: any bytes anywhere. The engine takes at most what fits and keeps to its ring.
-            #[test]
-            fn hostile_application(bytes in prop::collection::vec((0usize..1000, any::<u64>(), any::<bool>()), 1..60)) {
-                let region = Region::private(ring_bytes(4, 4), RegionOptions::default()).unwrap();
-                // SAFETY: the region outlives the ends.
-                let parts = unsafe { Parts::create(region.base(), 4, 4) };
-                let mut engine = EngineEnd::new(parts);
-                let words = ring_bytes(4, 4) / 8;
-                for (at, value, small) in bytes {
-                    let value = if small { value % 8 | (value & 0xff) << 32 } else { value };
-                    // SAFETY: a word of the ring.
-                    let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at % words)) };
-                    word.store(value, Ordering::Relaxed);
-                    let mut taken = 0;
-                    while engine.take().is_some() {
-                        taken += 1;
-                        prop_assert!(taken <= 4);
-                    }
-                    engine.tell();
-                    let room = engine.cq_room(1, 4);
-                    prop_assert!(room <= 3);
-                    if room > 0 {
-                        engine.complete(1, 2, VALUE, 3, 4);
-                    }
-                }
-                prop_assert!(engine.unread().count() <= 4);
-            }
-
-            /// A hostile engine: the application gets made-up completions, and no room it has not.
-            #[test]
-            fn hostile_engine(bytes in prop::collection::vec((0usize..1000, any::<u64>()), 1..60)) {
-                let region = Region::private(ring_bytes(4, 4), RegionOptions::default()).unwrap();
-                // SAFETY: the region outlives the ends.
-                let parts = unsafe { Parts::create(region.base(), 4, 4) };
-                let mut app = AppEnd::new(parts);
-                for (at, value) in bytes {
-                    let at = at % (ring_bytes(4, 4) / 8);
-                    // SAFETY: a word of the ring.
-                    let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at)) };
-                    word.store(value, Ordering::Relaxed);
-                    let reaped = (0..8).filter(|_| app.reap().is_some()).count();
-                    prop_assert!(reaped <= 4, "one lap at most");
-                    app.push(&entry(1));
-                    prop_assert!(app.sq_tail.wrapping_sub(app.sq_head) <= 4);
-                }
-            }
-
-            /// Whatever the header says, attaching takes it only if it fits.
-            #[test]
-            fn hostile_header(at in 0usize..8, value in any::<u64>()) {
-                let region = Region::private(ring_bytes(4, 8), RegionOptions::default()).unwrap();
-                // SAFETY: the region outlives the parts.
-                unsafe { Parts::create(region.base(), 4, 8) };
-                // SAFETY: as above.
-                prop_assert!(unsafe { Parts::attach(region.base(), ring_bytes(4, 8)) }.is_ok());
-                // SAFETY: as above.
-                prop_assert!(unsafe { Parts::attach(region.base(), ring_bytes(4, 8) - 1) }.is_err());
-                // SAFETY: a word of the header.
+        fn hostile_engine(bytes in prop::collection::vec((0usize..1000, any::<u64>()), 1..60)) {
+            let region = Region::private(ring_bytes(4, 4), RegionOptions::default()).unwrap();
+            // SAFETY: the region outlives the ends.
+            let parts = unsafe { Parts::create(region.base(), 4, 4) };
+            let mut app = AppEnd::new(parts);
+            for (at, value) in bytes {
+                let at = at % (ring_bytes(4, 4) / 8);
+                // SAFETY: a word of the ring.
                 let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at)) };
-                let before = word.swap(value, Ordering::Relaxed);
-                // SAFETY: as above.
-                prop_assert_eq!(unsafe { Parts::attach(region.base(), ring_bytes(4, 8)) }.is_ok(), before == value);
+                word.store(value, Ordering::Relaxed);
+                let reaped = (0..8).filter(|_| app.reap().is_some()).count();
+                prop_assert!(reaped <= 4, "one lap at most");
+                app.push(&entry(1));
+                prop_assert!(app.sq_tail.wrapping_sub(app.sq_head) <= 4);
             }
         }
 
-        fn unsafe_store(parts: &Parts, cq: u32, sq: u32) {
-            // SAFETY: leaked words.
-            unsafe {
-                parts.cq_watermark.as_ref().store(cq, Ordering::Relaxed);
-                parts.sq_watermark.as_ref().store(sq, Ordering::Relaxed);
-            }
+        /// Whatever the header says, attaching takes it only if it fits.
+        #[test]
+        fn hostile_header(at in 0usize..8, value in any::<u64>()) {
+            let region = Region::private(ring_bytes(4, 8), RegionOptions::default()).unwrap();
+            // SAFETY: the region outlives the parts.
+            unsafe { Parts::create(region.base(), 4, 8) };
+            // SAFETY: as above.
+            let attached = unsafe { Parts::attach(region.base(), ring_bytes(4, 8)) };
+            prop_assert!(attached.is_ok());
+            // SAFETY: as above.
+            let attached = unsafe { Parts::attach(region.base(), ring_bytes(4, 8) - 1) };
+            prop_assert!(attached.is_err());
+            // SAFETY: a word of the header.
+            let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at)) };
+            let before = word.swap(value, Ordering::Relaxed);
+            // SAFETY: as above.
+            let attached = unsafe { Parts::attach(region.base(), ring_bytes(4, 8)) };
+            prop_assert_eq!(attached.is_ok(), before == value);
+        }
+    }
+
+    fn start_at(parts: &Parts, cq: u32, sq: u32) {
+        // SAFETY: leaked words.
+        unsafe {
+            parts.cq_watermark.as_ref().store(cq, Ordering::Relaxed);
+            parts.sq_watermark.as_ref().store(sq, Ordering::Relaxed);
         }
     }
 }

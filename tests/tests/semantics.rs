@@ -1,0 +1,451 @@
+//! What docs/SEMANTICS.md promises, line by line. Most of it is seen over a device that answers late and in an order of
+//! the seed's, where everything stays pending.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use verbring::{Notice, Opts, PeerState, Rights, Signal, Sqe, SqeFlags, Status, Window};
+use verbring_sys::local::Local;
+use verbring_sys::{Deferred, Device, Faults};
+use verbring_tests::{World, deferred, local, repeats, shm, small};
+
+type Late = World<Deferred<Local>>;
+
+fn late(seed: u64) -> Late {
+    deferred(small(), seed, Faults { lateness: 4, ..Faults::default() })
+}
+
+fn statuses<D: Device>(world: &mut World<D>, count: usize) -> BTreeMap<u64, Status> {
+    let all: BTreeMap<u64, Status> = world.reap_all(count).iter().map(|c| (c.user_data, c.status)).collect();
+    assert_eq!(all.len(), count, "no user_data twice");
+    all
+}
+
+/// 3. A fenced operation starts after all earlier ones to that peer, of all classes.
+#[test]
+fn fence_waits_for_both_classes() {
+    let mut disorder_without = 0;
+    for seed in 0..u64::from(repeats(60, 2000)) {
+        for fence in [true, false] {
+            let mut world = late(seed);
+            let (window, key) = world.export(4096, Rights::all());
+            for i in 0..8u64 {
+                let put = Sqe::put_word(1, key.at(i * 8)).class((i % 2) as u8).flags(SqeFlags::SILENT);
+                world.a.push(put).unwrap();
+            }
+            let flags = if fence { SqeFlags::FENCE } else { SqeFlags::empty() };
+            world.a.push(Sqe::put_word(1, key.at(800)).class(0).flags(flags).user_data(1)).unwrap();
+            world.until(|world| {
+                let is_last_there = window.load(800) == 1;
+                let are_all_there = (0..8).all(|i| window.load(i * 8) == 1);
+                assert!(!is_last_there || are_all_there || !fence, "seed {seed}");
+                disorder_without += u32::from(is_last_there && !are_all_there);
+                let _ = &world.a;
+                is_last_there.then_some(())
+            });
+            assert_eq!(world.reap().user_data, 1);
+        }
+    }
+    assert!(disorder_without > 0, "a test of order that never sees disorder without the fence shows nothing");
+}
+
+/// 3. What follows a fenced operation in its class waits too; the other class and other peers do not.
+#[test]
+fn what_is_held_holds_up_its_class_only() {
+    let mut world = late(5);
+    // Nothing of class 1 ends while its sends have no credit.
+    let (window, key) = world.export(4096, Rights::all());
+    let message = world.a.alloc(8).unwrap();
+    world.a.send(message, world.ab, 0, Opts { class: 1, user_data: 1, ..Opts::default() }).unwrap();
+    world.a.push(Sqe::put_word(1, key.at(0)).class(0).flags(SqeFlags::FENCE).user_data(2)).unwrap();
+    world.a.push(Sqe::put_word(1, key.at(8)).class(0).user_data(3)).unwrap();
+    world.a.push(Sqe::put_word(1, key.at(16)).class(1).user_data(4)).unwrap();
+    for _ in 0..200 {
+        world.step();
+    }
+    assert!(world.a.reap().is_none() && (0..3).all(|i| window.load(i * 8) == 0));
+    let room = world.b.alloc(8).unwrap();
+    world.b.recv(room, world.ba, Opts { class: 1, ..Opts::default() }).unwrap();
+    assert!(statuses(&mut world, 4).values().all(|s| s.is_success()));
+}
+
+/// 3. A chain runs one by one, and after a failure the rest ends as cancelled, one cqe each.
+#[test]
+fn links() {
+    for seed in 0..u64::from(repeats(40, 1000)) {
+        for split in [false, true] {
+            let mut world = late(seed);
+            let (window, key) = world.export(4096, Rights::all());
+            let link = SqeFlags::LINK;
+            let bad = 5000;
+            let chain = [
+                Sqe::put_word(1, key.at(0)).flags(link).user_data(1),
+                Sqe::fetch_add(key.at(0), 1).flags(link).user_data(2),
+                Sqe::put_word(7, key.at(bad)).flags(link).user_data(3),
+                Sqe::put_word(7, key.at(8)).flags(link | SqeFlags::SILENT).user_data(4),
+                Sqe::put_word(7, key.at(16)).user_data(5),
+                Sqe::put_word(7, key.at(24)).user_data(6),
+            ];
+            for sqe in chain {
+                world.a.push(sqe).unwrap();
+                if split {
+                    world.step();
+                }
+            }
+            let ends = statuses(&mut world, 6);
+            let expected = [
+                Status::Success,
+                Status::Success,
+                Status::RemoteOutOfBounds,
+                Status::Cancelled,
+                Status::Cancelled,
+                Status::Success,
+            ];
+            assert_eq!(ends.values().copied().collect::<Vec<_>>(), expected, "seed {seed}, split {split}");
+            assert_eq!((window.load(0), window.load(8), window.load(16), window.load(24)), (2, 0, 0, 7));
+        }
+    }
+}
+
+/// 3. A link that fails at the device cancels what waits behind it.
+#[test]
+fn a_link_that_fails_late() {
+    let mut world = late(9);
+    let (window, key) = world.export(4096, Rights::all());
+    let qp = world.a.device().qp(verbring_sys::Link(0), 0);
+    world.a.device_mut().fail_next(qp, Status::RemoteRefused);
+    for i in 1..=3 {
+        let flags = if i < 3 { SqeFlags::LINK } else { SqeFlags::empty() };
+        world.a.push(Sqe::put_word(1, key.at(0)).flags(flags).user_data(i)).unwrap();
+    }
+    let ends = statuses(&mut world, 3);
+    assert_eq!(ends[&1], Status::RemoteRefused);
+    assert!(ends[&2] != Status::Success && ends[&3] != Status::Success, "{ends:?}");
+    assert_eq!((window.load(0), world.a.outstanding()), (0, 0));
+}
+
+#[test]
+fn a_chain_stays_with_one_peer_and_class() {
+    let mut world = local(small());
+    let (_window, key) = world.export(4096, Rights::all());
+    world.a.push(Sqe::put_word(1, key.at(0)).flags(SqeFlags::LINK).user_data(1)).unwrap();
+    world.a.push(Sqe::put_word(1, key.at(0)).class(1).flags(SqeFlags::LINK).user_data(2)).unwrap();
+    world.a.push(Sqe::put_word(1, key.at(0)).user_data(3)).unwrap();
+    world.a.push(Sqe::put_word(1, key.at(0)).user_data(4)).unwrap();
+    let ends = statuses(&mut world, 4);
+    let expected = [Status::Success, Status::BadLink, Status::Cancelled, Status::Success];
+    assert_eq!(ends.values().copied().collect::<Vec<_>>(), expected);
+}
+
+/// 1 and 3. A flush says of silent operations that they succeeded; one that failed speaks for itself.
+#[test]
+fn flush_and_silence() {
+    for seed in 0..u64::from(repeats(30, 500)) {
+        let mut world = late(seed);
+        let (window, key) = world.export(4096, Rights::all());
+        for i in 0..20 {
+            let put = Sqe::put_word(i + 1, key.at(i * 8)).class((i % 2) as u8).flags(SqeFlags::SILENT).user_data(i);
+            world.a.push(put).unwrap();
+        }
+        world.a.push(Sqe::put_word(1, key.at(4096)).flags(SqeFlags::SILENT).user_data(77)).unwrap();
+        world.a.push(Sqe::flush(world.ab).user_data(99)).unwrap();
+        let ends = statuses(&mut world, 2);
+        assert_eq!((ends[&77], ends[&99]), (Status::RemoteOutOfBounds, Status::Success));
+        assert!((0..20).all(|i| window.load(i * 8) == i as u64 + 1), "seed {seed}");
+        assert!(world.a.reap().is_none() && world.a.outstanding() == 0);
+    }
+}
+
+/// 4. The engine holds the signal back, whatever the order of the device.
+#[test]
+fn signals_come_after_their_data() {
+    for seed in 0..u64::from(repeats(40, 1000)) {
+        let mut world = late(seed);
+        let (window, key) = world.export(1 << 16, Rights::all());
+        let local = world.local_window(4096);
+        let word = 1000;
+        for round in 1..=5u64 {
+            local.fill(0, 4096, round as u8);
+            for i in 0..4 {
+                let put = Sqe::put(local.slice(0, 1024), key.at(i * 1024)).flags(SqeFlags::SILENT);
+                world.a.push(put).unwrap();
+            }
+            let put = Sqe::put_signal(local.slice(0, 1024), key.at(4096), word, Signal::Add(1)).user_data(round);
+            world.a.push(put).unwrap();
+            world.until(|world| {
+                let mut bytes = [0; 5120];
+                let signal = window.load(word as usize * 8);
+                window.read(0, &mut bytes);
+                assert!(signal < round || bytes.iter().all(|b| *b == round as u8), "seed {seed}, round {round}");
+                let _ = &world.a;
+                (signal == round).then_some(())
+            });
+            assert_eq!(world.reap().user_data, round);
+        }
+    }
+}
+
+/// 6. Nothing outlives its deadline, started or not, and nobody else pays where the device can cancel.
+#[test]
+fn deadlines() {
+    let mut world = late(3);
+    let (window, key) = world.export(4096, Rights::all());
+    let deadline = world.now + 50_000;
+    // Without credit these wait for ever: one that the device has, one that is held behind it.
+    let opts = |user_data| Opts { user_data, deadline: Some(deadline), ..Opts::default() };
+    let (one, two) = (world.a.alloc(8).unwrap(), world.a.alloc(8).unwrap());
+    world.a.send(one, world.ab, 0, opts(1)).unwrap();
+    world.a.send(two, world.ab, 0, Opts { fence: true, ..opts(2) }).unwrap();
+    world.a.push(Sqe::put_word(5, key.at(0)).user_data(3)).unwrap();
+    let room = world.a.alloc(8).unwrap();
+    world.a.recv(room, world.ab, opts(4)).unwrap();
+    let mut ends = BTreeMap::new();
+    while ends.len() < 4 {
+        world.step();
+        while let Some(done) = world.a.reap() {
+            if done.user_data != 3 {
+                assert!(world.now >= deadline && world.now < deadline + 10_000, "at {}", world.now);
+                assert!(done.buf.is_some());
+            }
+            ends.insert(done.user_data, done.status);
+        }
+        assert!(world.now < deadline + 5_000_000);
+    }
+    let late = Status::DeadlineExceeded;
+    assert_eq!(ends.into_values().collect::<Vec<_>>(), [late, late, Status::Success, late]);
+    assert_eq!((window.load(0), world.a.outstanding()), (5, 0));
+    // One that is over when it comes.
+    world.a.push(Sqe::put_word(6, key.at(0)).deadline(world.now - 5000)).unwrap();
+    assert_eq!(world.reap().status, late);
+    assert_eq!(window.load(0), 5);
+    // A cancelled receive's credit is not lost, and no message goes astray.
+    let room = world.b.alloc(8).unwrap();
+    world.b.recv(room, world.ba, Opts { user_data: 1, ..Opts::default() }).unwrap();
+    world.step();
+    world.b.push(Sqe::cancel(1).user_data(2)).unwrap();
+    let ends: Vec<_> = (0..2).map(|_| world.until(|world| world.b.reap())).map(|c| (c.user_data, c.status)).collect();
+    assert_eq!(ends, [(1, Status::Cancelled), (2, Status::Success)]);
+    let message = world.a.alloc(3).unwrap();
+    world.a.send(message, world.ab, 0, Opts::default()).unwrap();
+    world.reap();
+    let room = world.b.alloc(8).unwrap();
+    world.b.recv(room, world.ba, Opts::default()).unwrap();
+    assert_eq!(world.until(|world| world.b.reap()).value, 3);
+}
+
+/// 6. Where the device cannot cancel, the connection is broken, and every other operation ends with its fate named.
+#[test]
+fn a_deadline_that_breaks_the_connection() {
+    let faults = Faults { lateness: 1_000_000, can_cancel: false, ..Faults::default() };
+    let mut world = deferred(small(), 3, faults);
+    let (window, key) = world.export(4096, Rights::all());
+    let deadline = world.now + 50_000;
+    world.a.push(Sqe::put_word(1, key.at(0)).deadline(deadline).user_data(1)).unwrap();
+    world.a.push(Sqe::put_word(1, key.at(8)).user_data(2)).unwrap();
+    world.a.push(Sqe::fetch_add(key.at(16), 1).class(1).user_data(3)).unwrap();
+    world.a.push(Sqe::fetch_add(key.at(16), 1).class(1).flags(SqeFlags::FENCE).user_data(4)).unwrap();
+    let ends = statuses(&mut world, 4);
+    let expected =
+        [Status::DeadlineExceeded, Status::ConnectionLost, Status::OutcomeUnknown, Status::ConnectionLost];
+    assert_eq!(ends.into_values().collect::<Vec<_>>(), expected);
+    assert!(world.now < deadline + 10_000);
+    assert_eq!(world.a.peer_state(world.ab), Some(PeerState::Failed(Status::ConnectionLost)));
+    assert_eq!((0..3).map(|i| window.load(i * 8)).sum::<u64>(), 0, "nothing happens afterwards");
+}
+
+/// 1. Cancelling: both sqes end once; what was cancelled before it started changes nothing.
+#[test]
+fn cancel() {
+    for seed in 0..u64::from(repeats(60, 2000)) {
+        let mut world = late(seed);
+        let (window, key) = world.export(4096, Rights::all());
+        world.a.push(Sqe::put_word(1, key.at(0)).user_data(1)).unwrap();
+        world.a.push(Sqe::put_word(1, key.at(8)).flags(SqeFlags::FENCE).user_data(2)).unwrap();
+        world.a.push(Sqe::cancel(2).user_data(3)).unwrap();
+        world.a.push(Sqe::cancel(44).user_data(4)).unwrap();
+        world.a.push(Sqe::cancel(1).user_data(5)).unwrap();
+        let ends = statuses(&mut world, 5);
+        assert_eq!((ends[&2], ends[&3], ends[&4]), (Status::Cancelled, Status::Success, Status::NotFound));
+        assert_eq!(window.load(8), 0);
+        match (ends[&1], ends[&5]) {
+            (Status::Cancelled, Status::Success) => assert_eq!(window.load(0), 0),
+            (Status::Success, Status::NotFound) => assert_eq!(window.load(0), 1),
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    }
+}
+
+/// 7. A failure at the device ends everything of the connection, and poison is never taken for a value.
+#[test]
+fn a_queue_pair_that_breaks() {
+    for seed in 0..u64::from(repeats(60, 2000)) {
+        let mut world = deferred(small(), seed, Faults { failures: 6, lateness: 2, ..Faults::default() });
+        let (_window, key) = world.export(4096, Rights::all());
+        for i in 0..30 {
+            let sqe = if i % 3 == 0 { Sqe::fetch_add(key.at(0), 1) } else { Sqe::put_word(i, key.at(8)) };
+            world.a.push(sqe.user_data(i).class((i % 2) as u8)).unwrap();
+        }
+        let ends = world.reap_all(30);
+        let mut seen: Vec<_> = ends.iter().map(|c| c.user_data).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..30).collect::<Vec<_>>(), "seed {seed}");
+        for end in &ends {
+            assert!(end.is_success() || end.value == 0, "seed {seed}: {end:?}");
+        }
+        assert_eq!(world.a.outstanding(), 0);
+    }
+}
+
+/// Two classes: an urgent put gets through while a long one of the other class is under way.
+#[test]
+fn an_urgent_put_overtakes_a_long_one() {
+    let mut world = shm(small());
+    let (window, key) = world.export(16 << 20, Rights::all());
+    let local = world.local_window(16 << 20);
+    world.a.push(Sqe::put(local.slice(0, 16 << 20), key.at(0)).class(1).user_data(1)).unwrap();
+    world.step();
+    world.a.push(Sqe::put_word(7, key.at(0)).class(0).user_data(2)).unwrap();
+    world.step();
+    assert_eq!(world.a.reap().map(|c| c.user_data), Some(2));
+    assert_eq!(window.load(0), 7);
+    assert_eq!(world.reap().user_data, 1);
+}
+
+/// A put that is revoked on its way ends as stale, and touches nothing afterwards.
+#[test]
+fn revoked_on_its_way() {
+    let mut world = shm(small());
+    let (window, key) = world.export(8 << 20, Rights::all());
+    let local = world.local_window(8 << 20);
+    local.fill(0, 8 << 20, 9);
+    world.a.push(Sqe::put(local.slice(0, 8 << 20), key.at(0)).user_data(1)).unwrap();
+    world.step();
+    world.b.bump_epoch(&window).unwrap();
+    let before = snapshot(&window);
+    assert_eq!(world.reap().status, Status::StaleEpoch);
+    assert!(world.control().contains(&Notice::Revoked { key }));
+    assert_eq!(snapshot(&window), before);
+    assert_eq!(world.a.outstanding(), 0);
+}
+
+fn snapshot(window: &Window) -> Vec<u8> {
+    let mut bytes = vec![0; window.len()];
+    window.read(0, &mut bytes);
+    bytes
+}
+
+#[derive(Clone, Debug)]
+struct Random {
+    kind: u8,
+    place: u8,
+    class: u8,
+    flags: u8,
+    deadline: u8,
+    steps: u8,
+}
+
+fn random() -> impl Strategy<Value = Random> {
+    (0u8..9, any::<u8>(), 0u8..2, 0u8..8, any::<u8>(), 0u8..4).prop_map(
+        |(kind, place, class, flags, deadline, steps)| Random { kind, place, class, flags, deadline, steps },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(repeats(150, 20_000)))]
+
+    /// Any mix of operations, flags, deadlines and failures: one outcome each, no block lost, nothing left in flight.
+    #[test]
+    fn one_outcome_each(ops in prop::collection::vec(random(), 1..120), seed in any::<u64>(), failing in any::<bool>()) {
+        let faults = Faults { lateness: 3, failures: if failing { 50 } else { 0 }, can_cancel: seed % 3 != 0, ..Faults::default() };
+        let mut world = deferred(small(), seed, faults);
+        let (_window, key) = world.export(4096, Rights::all());
+        let mut expected: BTreeMap<u64, bool> = BTreeMap::new();
+        let mut seen: BTreeMap<u64, Status> = BTreeMap::new();
+        let mut take = |world: &mut Late, expected: &BTreeMap<u64, bool>| {
+            while let Some(done) = world.a.reap() {
+                let silent = expected[&done.user_data];
+                assert!(!silent || !done.is_success(), "a silent success spoke");
+                assert!(seen.insert(done.user_data, done.status).is_none(), "two outcomes");
+            }
+            seen.len()
+        };
+        for (i, op) in ops.iter().enumerate() {
+            let user_data = i as u64;
+            let at = key.at(u64::from(op.place) * 8);
+            let opts = Opts {
+                user_data,
+                class: op.class,
+                deadline: (op.deadline < 60).then(|| world.now + u64::from(op.deadline) * 2000),
+                fence: op.flags & 1 != 0,
+                link: op.flags & 2 != 0,
+                silent: op.flags & 4 != 0,
+            };
+            let sqe = |sqe: Sqe| {
+                let mut flags = SqeFlags::empty();
+                flags.set(SqeFlags::FENCE, opts.fence);
+                flags.set(SqeFlags::LINK, opts.link);
+                flags.set(SqeFlags::SILENT, opts.silent);
+                let sqe = sqe.user_data(user_data).class(opts.class).flags(flags);
+                opts.deadline.map_or(sqe, |d| sqe.deadline(d))
+            };
+            let pushed = match op.kind {
+                0 => world.a.push(sqe(Sqe::put_word(1, at))).is_ok(),
+                1 => world.a.push(sqe(Sqe::fetch_add(at, 1))).is_ok(),
+                2 => world.a.push(Sqe::flush(world.ab).user_data(user_data).class(opts.class)).is_ok(),
+                3 => world.a.push(Sqe::cancel(u64::from(op.place) % (user_data + 1)).user_data(user_data)).is_ok(),
+                4..=7 => match world.a.alloc(64) {
+                    Err(_) => false,
+                    Ok(buf) => {
+                        let ab = world.ab;
+                        let pushed = match op.kind {
+                            4 => world.a.put(buf, at, opts),
+                            5 => world.a.get(buf, at, opts),
+                            6 => world.a.put_signal(buf, at, u32::from(op.place), Signal::Add(1), opts),
+                            _ => world.a.send(buf, ab, 1, opts),
+                        };
+                        pushed.is_ok()
+                    }
+                },
+                _ => match world.b.alloc(64) {
+                    Ok(room) => {
+                        let ba = world.ba;
+                        let _ = world.b.recv(room, ba, Opts { class: op.class, ..Opts::default() });
+                        false
+                    }
+                    Err(_) => false,
+                },
+            };
+            if pushed {
+                let silent = opts.silent && !matches!(op.kind, 2 | 3);
+                expected.insert(user_data, silent);
+            }
+            for _ in 0..op.steps {
+                world.step();
+                take(&mut world, &expected);
+                while world.b.reap().is_some() {}
+            }
+        }
+        // Sends without a receive would wait for ever: the peer goes, and everything ends.
+        for _ in 0..2000 {
+            world.step();
+            take(&mut world, &expected);
+        }
+        world.b.disconnect(world.ba, world.now);
+        for _ in 0..200_000 {
+            if world.a.outstanding() == 0 {
+                break;
+            }
+            world.control();
+            world.step();
+            take(&mut world, &expected);
+        }
+        world.step();
+        take(&mut world, &expected);
+        prop_assert_eq!(world.a.outstanding(), 0);
+        for (user_data, silent) in &expected {
+            prop_assert!(*silent || seen.contains_key(user_data), "{} has no outcome", user_data);
+        }
+        let blocks = std::iter::from_fn(|| world.a.alloc(1).ok()).collect::<Vec<_>>().len();
+        prop_assert_eq!(blocks, 64 + 32 + 4, "every block is there");
+    }
+}
