@@ -69,6 +69,14 @@ impl Arena {
         self.region.as_ref().map(|r| r.pages())
     }
 
+    /// Whether its memory is the caller's, and stays when the arena goes.
+    pub fn is_static(&self) -> bool {
+        #[cfg(feature = "std")]
+        return self.region.is_none();
+        #[cfg(not(feature = "std"))]
+        return true;
+    }
+
     /// Bytes not yet handed out.
     pub fn left(&self) -> usize {
         self.len - self.used

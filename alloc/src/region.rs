@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::alloc::Layout;
 use std::ffi::CStr;
 use std::fs;
@@ -10,12 +11,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::string::{String, ToString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymous, munmap};
 use rustix::process::{Resource, getrlimit};
 
 const MIB2: usize = 2 << 20;
 const GIB1: usize = 1 << 30;
+/// statfs(2).
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// The pages that a mapping lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -141,6 +144,10 @@ pub struct Region {
     base: NonNull<u8>,
     len: usize,
     why_smaller: Option<String>,
+    /// A device lets peers in; one registration at a time.
+    is_exported: AtomicBool,
+    /// A descriptor went out since the memory was last replaced.
+    is_handed_out: AtomicBool,
     /// Changed by `replace` alone.
     backing: Mutex<(Backing, Pages)>,
 }
@@ -156,7 +163,7 @@ enum Backing {
     /// A memfd that we made and may hand out.
     Shared(OwnedFd),
     /// A memfd that a peer made.
-    Adopted,
+    Adopted { writable: bool },
 }
 
 // SAFETY: the region is the owner of its mapping; access to the bytes is by unsafe code with its own reasons.
@@ -217,11 +224,18 @@ impl Region {
         if len == 0 || stat.st_size as u64 != len as u64 {
             return Err(RegionError::NotARegion("its size is not the one announced"));
         }
-        let pages = match stat.st_blksize as usize {
-            GIB1 => Pages::Huge1G,
-            MIB2 => Pages::Huge2M,
+        // The block size tells nothing: tmpfs with huge pages says 2 MiB too.
+        let fs = fstatfs(&fd).map_err(system("fstatfs", len))?;
+        let pages = match (fs.f_type as u64, fs.f_bsize as usize) {
+            (HUGETLBFS_MAGIC, GIB1) => Pages::Huge1G,
+            (HUGETLBFS_MAGIC, _) => Pages::Huge2M,
             _ => Pages::Small,
         };
+        // Whoever maps a hole fills it, with memory that the peer never paid for. (hugetlbfs counts no blocks before 6.x,
+        // and its holes fail instead of growing.)
+        if pages == Pages::Small && (stat.st_blocks as u64).saturating_mul(512) < len as u64 {
+            return Err(RegionError::NotARegion("parts of it have no memory yet"));
+        }
         if !len.is_multiple_of(unit(pages)) {
             return Err(RegionError::NotARegion("its size is not a multiple of its page size"));
         }
@@ -230,13 +244,46 @@ impl Region {
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let base = map_aligned_as(len, Some(fd.as_fd()), protection)?;
-        if pages == Pages::Small {
-            // The owner touched every page, so this only fills in this process's page table; a failure costs time.
-            let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
-            // SAFETY: the range was mapped just now; the advice changes no contents.
-            let _ = unsafe { madvise(base.as_ptr().cast(), len, advice) };
-        }
-        Ok(Region { base, len, why_smaller: None, backing: Mutex::new((Backing::Adopted, pages)) })
+        Ok(Region::new(base, len, None, Backing::Adopted { writable }, pages))
+    }
+
+    fn new(base: NonNull<u8>, len: usize, why_smaller: Option<String>, backing: Backing, pages: Pages) -> Region {
+        let backing = Mutex::new((backing, pages));
+        let (is_exported, is_handed_out) = (AtomicBool::new(false), AtomicBool::new(false));
+        Region { base, len, why_smaller, is_exported, is_handed_out, backing }
+    }
+
+    /// Marks the region as exported by a registration: false if it is already. `end_export` takes it back.
+    pub fn begin_export(&self) -> bool {
+        !self.is_exported.swap(true, Ordering::AcqRel)
+    }
+
+    /// The registration that exported the region is over.
+    pub fn end_export(&self) {
+        self.is_exported.store(false, Ordering::Release);
+    }
+
+    /// A descriptor for a peer: from now on until `replace` succeeded somebody else may have the memory.
+    pub fn hand_out(&self) -> Result<OwnedFd, RegionError> {
+        let fd = self.export()?;
+        self.is_handed_out.store(true, Ordering::Release);
+        Ok(fd)
+    }
+
+    /// Whether somebody else may have the memory mapped.
+    pub fn is_handed_out(&self) -> bool {
+        self.is_handed_out.load(Ordering::Acquire)
+    }
+
+    /// Fills this process's page table, so that no first access is slow. A failure only costs time.
+    pub fn touch(&self) {
+        let advice = if self.is_read_only_mapping() { Advice::LinuxPopulateRead } else { Advice::LinuxPopulateWrite };
+        // SAFETY: the region's own mapping; the advice changes no contents.
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len, advice) };
+    }
+
+    fn is_read_only_mapping(&self) -> bool {
+        matches!(self.backing().0, Backing::Adopted { writable: false })
     }
 
     fn down_the_ladder(
@@ -257,7 +304,7 @@ impl Region {
             }
             match map(len, pages) {
                 Ok((base, len, backing)) => {
-                    let region = Region { base, len, why_smaller, backing: Mutex::new((backing, pages)) };
+                    let region = Region::new(base, len, why_smaller, backing, pages);
                     if options.lock {
                         // SAFETY: the region's own mapping.
                         unsafe { mlock(base.as_ptr().cast(), len) }.map_err(system("mlock", len))?;
@@ -298,11 +345,11 @@ impl Region {
 
     /// Whether another process can have it mapped.
     pub fn is_shared(&self) -> bool {
-        matches!(self.backing().0, Backing::Shared(_) | Backing::Adopted)
+        matches!(self.backing().0, Backing::Shared(_) | Backing::Adopted { .. })
     }
 
-    /// A descriptor to hand out; an error for a private or an adopted region.
-    pub fn export(&self) -> Result<OwnedFd, RegionError> {
+    /// A descriptor of it; an error for a private or an adopted region.
+    fn export(&self) -> Result<OwnedFd, RegionError> {
         match &self.backing().0 {
             Backing::Shared(fd) => fd.try_clone().map_err(|source| RegionError::System {
                 call: "fcntl(F_DUPFD_CLOEXEC)",
@@ -369,6 +416,7 @@ impl Region {
         .map_err(system("mremap", self.len))?;
         // The mapping of `fresh` moved here: its destructor must not unmap what may be somebody else's by now.
         *backing = core::mem::replace(&mut *fresh.backing(), (Backing::Gone, Pages::Small));
+        self.is_handed_out.store(false, Ordering::Release);
         Ok(())
     }
 }
@@ -591,9 +639,13 @@ mod tests {
         assert!(matches!(Region::adopt(fd, 8192, true), Err(RegionError::NotARegion(_))));
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(matches!(Region::adopt(file.into(), 4096, false), Err(RegionError::NotARegion(_))));
+        let sparse = memfd_create(c"x", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&sparse, 1 << 30).unwrap();
+        fcntl_add_seals(&sparse, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+        assert!(matches!(Region::adopt(sparse, 1 << 30, true), Err(RegionError::NotARegion(_))));
         let region = Region::shared(8192, RegionOptions::default()).unwrap();
         region.seal_seals().unwrap();
-        let fd = region.export().unwrap();
+        let fd = region.hand_out().unwrap();
         assert!(matches!(Region::adopt(fd, region.len() * 2, true), Err(RegionError::NotARegion(_))));
     }
 
@@ -601,7 +653,7 @@ mod tests {
     fn adopted_memory_is_the_same_memory_until_it_is_replaced() {
         let region = Region::shared(4096, RegionOptions::default()).unwrap();
         region.seal_seals().unwrap();
-        let fd = region.export().unwrap();
+        let fd = region.hand_out().unwrap();
         let peer = Region::adopt(fd, region.len(), true).unwrap();
         fill(&region, 1);
         assert_eq!(first(&peer), 1);
@@ -620,7 +672,7 @@ mod tests {
         region.seal_read_only().unwrap();
         region.seal_seals().unwrap();
         fill(&region, 3);
-        let clone = || region.export().unwrap();
+        let clone = || region.hand_out().unwrap();
         assert!(matches!(Region::adopt(clone(), region.len(), true), Err(RegionError::NotARegion(_))));
         let peer = Region::adopt(clone(), region.len(), false).unwrap();
         assert_eq!(first(&peer), 3);

@@ -393,8 +393,11 @@ impl Slab {
     }
 
     /// Takes a lent block back into a [`Buf`] of `len` bytes. `offset` may be any in the block, as it is known to the
-    /// operation that had it.
-    pub fn take_back(&mut self, offset: usize, len: u32) -> Option<Buf> {
+    /// operation that had it. None if it is not lent: somebody else gave it back.
+    ///
+    /// # Safety
+    /// No operation has the block any more.
+    pub unsafe fn take_back(&mut self, offset: usize, len: u32) -> Option<Buf> {
         let header = self.header();
         let (class, index) = header.block_at(offset)?;
         let state = &header.meta.at(index).state;
@@ -402,14 +405,18 @@ impl Slab {
         if now & STATE != LENT {
             return None;
         }
-        state.store(now & !STATE | OWNED, Ordering::Relaxed);
+        // A handle on another thread may return it at the same moment: one of the two wins.
+        state.compare_exchange(now, now & !STATE | OWNED, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // SAFETY: a block of this class, inside `data`.
         let data = unsafe { header.data.add(header.offset_of(class, index)) };
         Some(Buf { data, len: len.min(class.size), capacity: class.size, index, header: self.header })
     }
 
     /// The `Buf` of a raw handle that [`Buf::into_raw`] made, unless it was given back before.
-    pub fn from_raw(&mut self, raw: RawBuf) -> Result<Buf, StaleBuf> {
+    ///
+    /// # Safety
+    /// No operation has the block any more.
+    pub unsafe fn from_raw(&mut self, raw: RawBuf) -> Result<Buf, StaleBuf> {
         let header = self.header();
         let (class, index) = header.block_at(raw.offset).ok_or(StaleBuf(raw))?;
         let expected = raw.generation | LENT;
@@ -463,7 +470,10 @@ unsafe impl Sync for SlabHandle {}
 impl SlabHandle {
     /// Returns the lent block that `offset` lies in. False, and nothing happens, if there is no such block or it is not
     /// lent.
-    pub fn give_back(&self, offset: usize) -> bool {
+    ///
+    /// # Safety
+    /// No operation has the block any more.
+    pub unsafe fn give_back(&self, offset: usize) -> bool {
         // SAFETY: the handle keeps the header.
         let header = unsafe { self.header.as_ref() };
         let Some((_, index)) = header.block_at(offset) else { return false };
@@ -607,6 +617,21 @@ mod tests {
         Slab::new(Arena::from_region(region), classes).unwrap()
     }
 
+    fn from_raw(slab: &mut Slab, raw: RawBuf) -> Result<Buf, StaleBuf> {
+        // SAFETY: there are no operations here.
+        unsafe { slab.from_raw(raw) }
+    }
+
+    fn take_back(slab: &mut Slab, offset: usize, len: u32) -> Option<Buf> {
+        // SAFETY: as above.
+        unsafe { slab.take_back(offset, len) }
+    }
+
+    fn give_back(handle: &SlabHandle, offset: usize) -> bool {
+        // SAFETY: as above.
+        unsafe { handle.give_back(offset) }
+    }
+
     fn offset(slab: &Slab, buf: &Buf) -> usize {
         buf.as_ptr() as usize - slab.data().0.as_ptr() as usize
     }
@@ -647,17 +672,17 @@ mod tests {
         let mut buf = slab.alloc(10).unwrap();
         buf[3] = 7;
         let raw = buf.into_raw();
-        let back = slab.from_raw(raw).unwrap();
+        let back = from_raw(&mut slab, raw).unwrap();
         assert_eq!((back.len(), back[3]), (10, 7));
-        assert_eq!(slab.from_raw(raw).unwrap_err(), StaleBuf(raw), "it is owned");
+        assert_eq!(from_raw(&mut slab, raw).unwrap_err(), StaleBuf(raw), "it is owned");
         slab.free(back);
-        assert!(slab.from_raw(raw).is_err(), "it is free");
+        assert!(from_raw(&mut slab, raw).is_err(), "it is free");
         let again = slab.alloc(10).unwrap().into_raw();
         assert_eq!(again.offset, raw.offset, "the same block");
-        assert!(slab.from_raw(raw).is_err(), "it is out again, under another generation");
-        assert!(slab.from_raw(again).is_ok());
-        assert!(slab.from_raw(RawBuf { offset: 1 << 50, ..raw }).is_err());
-        assert!(slab.take_back(again.offset, 1).is_none(), "it is not lent any more");
+        assert!(from_raw(&mut slab, raw).is_err(), "it is out again, under another generation");
+        assert!(from_raw(&mut slab, again).is_ok());
+        assert!(from_raw(&mut slab, RawBuf { offset: 1 << 50, ..raw }).is_err());
+        assert!(take_back(&mut slab, again.offset, 1).is_none(), "it is not lent any more");
     }
 
     #[test]
@@ -665,11 +690,11 @@ mod tests {
         let mut slab = slab(&CLASSES);
         let handle = slab.handle();
         let raw = slab.alloc(4096).unwrap().into_raw();
-        assert!(handle.give_back(raw.offset + 100));
-        assert!(!handle.give_back(raw.offset));
-        assert!(slab.take_back(raw.offset, 1).is_none());
+        assert!(give_back(&handle, raw.offset + 100));
+        assert!(!give_back(&handle, raw.offset));
+        assert!(take_back(&mut slab, raw.offset, 1).is_none());
         assert_eq!(slab.collect(), 1);
-        assert!(!handle.give_back(usize::MAX));
+        assert!(!give_back(&handle, usize::MAX));
     }
 
     #[test]
@@ -694,7 +719,7 @@ mod tests {
         drop(second);
         std::thread::spawn(move || drop(first)).join().unwrap();
         assert!(mapped(&maps()));
-        assert!(handle.give_back(lent.offset));
+        assert!(give_back(&handle, lent.offset));
         assert!(mapped(&maps()));
         drop(handle);
         assert!(!mapped(&maps()));
@@ -782,20 +807,20 @@ mod tests {
                     Step::TakeBack(i) if !lent.is_empty() => {
                         let (at, (len, stamp)) = lent.iter().nth(i % lent.len()).map(|(a, s)| (*a, *s)).unwrap();
                         lent.remove(&at);
-                        let buf = slab.take_back(at, len).unwrap();
+                        let buf = take_back(&mut slab, at, len).unwrap();
                         prop_assert!(buf.iter().all(|b| *b == stamp));
                         owned.push((buf, stamp));
                     }
                     Step::GiveBack(i) if !lent.is_empty() => {
                         let at = *lent.keys().nth(i % lent.len()).unwrap();
                         lent.remove(&at);
-                        prop_assert!(handle.give_back(at));
+                        prop_assert!(give_back(&handle, at));
                     }
                     _ => {}
                 }
             }
             for (at, _) in lent {
-                prop_assert!(handle.give_back(at));
+                prop_assert!(give_back(&handle, at));
             }
             drop(owned);
             slab.collect();

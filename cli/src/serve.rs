@@ -4,27 +4,22 @@
 //! "where is it", and a pull costs it nothing. A file that changes on disk is taken back: pulls of it end in an error
 //! that says so, and it is read again once it is left alone. Everything that a client sends is input.
 
+mod load;
+
 use std::collections::HashMap;
-use std::fs::{self, File, Metadata};
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use indicatif::HumanBytes;
 use verbring::{
-    AccessError, Buf, Clock, Completion, Config, Notice, Opts, PeerId, Region, RegionOptions, Remote, Rights,
-    ShmEngine, SizeClass, Status, Window, open_shm,
+    AccessError, Buf, Clock, Completion, Config, Notice, Opts, PeerId, Remote, Rights, ShmEngine, SizeClass, Status,
+    Window, open_shm,
 };
 
-use crate::files::{
-    Answer, CHUNK, MAX_FILES, MESSAGE_MAX, NAME_MAX, Opened, Progress, Request, finish, region_len, say, table_at,
-    whole_crc,
-};
+use crate::files::{Answer, MAX_FILES, MESSAGE_MAX, NAME_MAX, Opened, Request, finish, region_len, say};
+use load::{Loaded, Loader, Stamp, load};
 
 /// Clients at one time.
 const MAX_CLIENTS: u32 = 64;
@@ -36,9 +31,6 @@ const CLIENT_NS: u64 = 30_000_000_000;
 const LET_GO_NS: u64 = 2_000_000_000;
 /// The longest nap of a server that nobody asks anything. It is what a request waits for at most.
 const NAP: Duration = Duration::from_millis(1);
-/// Two changes of a file that are closer together may have the same time: the kernel's clock for files ticks with
-/// CONFIG_HZ (10 ms at the slowest).
-const FILE_TICK: Duration = Duration::from_millis(20);
 
 /// The arguments of `verbring serve`.
 #[derive(Debug, clap::Args)]
@@ -121,125 +113,6 @@ fn names_of(paths: &[PathBuf]) -> Result<Vec<String>, String> {
         names.push(name.to_owned());
     }
     Ok(names)
-}
-
-/// What tells one state of a file from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    len: u64,
-    modified: (i64, i64),
-}
-
-impl Stamp {
-    fn new(meta: &Metadata) -> Stamp {
-        Stamp { device: meta.dev(), inode: meta.ino(), len: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) }
-    }
-}
-
-/// A file in memory, with the checksums behind it.
-struct Loaded {
-    region: Arc<Region>,
-    stamp: Stamp,
-    crc: u32,
-}
-
-/// Reads a file into a region that nobody else has yet.
-fn load(path: &Path) -> Result<Loaded, String> {
-    let shown = path.display();
-    let failed = |error: io::Error| format!("{shown} cannot be read: {error}");
-    let changed = || format!("{shown} changed while it was read; try again when nobody writes it");
-    // Before it is opened: opening a pipe would wait for its writer.
-    let meta = fs::metadata(path).map_err(failed)?;
-    if !meta.is_file() {
-        let what = if meta.is_dir() { "a directory" } else { "no regular file" };
-        return Err(format!("{shown} is {what}; name the files to be served"));
-    }
-    if let Some(rest) = age(&meta).and_then(|age| FILE_TICK.checked_sub(age)) {
-        thread::sleep(rest);
-    }
-    let mut file = File::open(path).map_err(failed)?;
-    let stamp = Stamp::new(&file.metadata().map_err(failed)?);
-    let too_large = || format!("{shown} is too large for the address space");
-    let (table, bytes) = table_at(stamp.len).zip(region_len(stamp.len)).ok_or_else(too_large)?;
-    check_memory(bytes).map_err(|why| format!("{shown}: {why}"))?;
-    // A huge page for a few bytes would be a waste.
-    let mut pages = RegionOptions::default();
-    if bytes < 1 << 20 {
-        pages.largest = verbring::Pages::Small;
-    }
-    let region = Region::shared(bytes as usize, pages).map_err(|error| format!("no memory for {shown}: {error}"))?;
-    // SAFETY: this call made the region, and no other thread or process has it before it is registered. It is zeroed,
-    // and the slice is not used after this function.
-    let memory = unsafe { std::slice::from_raw_parts_mut(region.base().as_ptr(), region.len()) };
-    let (contents, sums) = memory.split_at_mut(table as usize);
-    let mut progress = Progress::new(format!("reading {shown}"), stamp.len);
-    let mut crcs = Vec::new();
-    for chunk in contents[..stamp.len as usize].chunks_mut(CHUNK as usize) {
-        file.read_exact(chunk).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => changed(),
-            _ => failed(error),
-        })?;
-        crcs.push(crc32fast::hash(chunk));
-        progress.at(crcs.len() as u64 * CHUNK);
-    }
-    for (place, crc) in sums.chunks_exact_mut(4).zip(&crcs) {
-        place.copy_from_slice(&crc.to_le_bytes());
-    }
-    let has_more = file.read(&mut [0]).map_err(failed)? != 0;
-    // By its path: it may have been replaced, too.
-    if has_more || Stamp::new(&fs::metadata(path).map_err(failed)?) != stamp {
-        return Err(changed());
-    }
-    Ok(Loaded { region: Arc::new(region), stamp, crc: whole_crc(stamp.len, &crcs) })
-}
-
-/// How long ago a file was changed; none if its time is to come.
-fn age(meta: &Metadata) -> Option<Duration> {
-    SystemTime::now().duration_since(meta.modified().ok()?).ok()
-}
-
-/// Whether there is room for so many bytes: without it the kernel would not refuse, it would end some process.
-fn check_memory(needed: u64) -> Result<(), String> {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| -> Option<u64> {
-        info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.split_whitespace().next()?.parse().ok())
-    };
-    let Some(available) = field("MemAvailable") else { return Ok(()) };
-    let huge = field("HugePages_Free").zip(field("Hugepagesize")).map_or(0, |(pages, kib)| pages * kib);
-    let free = available.max(huge) * 1024;
-    if needed <= free {
-        return Ok(());
-    }
-    Err(format!(
-        "{needed} bytes of memory are needed and {free} are free; serve fewer or smaller files, or make room ({} too \
-         little)",
-        HumanBytes(needed - free)
-    ))
-}
-
-/// Reads files on a thread of its own, so that nobody waits for one who did not ask for it.
-struct Loader {
-    jobs: Sender<(usize, PathBuf)>,
-    results: Receiver<(usize, Result<Loaded, String>)>,
-}
-
-impl Loader {
-    fn start() -> Result<Loader, String> {
-        let (jobs, todo) = channel::<(usize, PathBuf)>();
-        let (done, results) = channel();
-        let thread = thread::Builder::new().name("verbring-load".into());
-        let work = move || {
-            for (file, path) in todo {
-                if done.send((file, load(&path))).is_err() {
-                    return;
-                }
-            }
-        };
-        thread.spawn(work).map_err(|error| format!("cannot start a thread: {error}"))?;
-        Ok(Loader { jobs, results })
-    }
 }
 
 /// A file that is offered.
@@ -435,7 +308,9 @@ impl Server {
                     let is_settled = seen.is_some() && *before == seen;
                     *before = seen;
                     // One copy at a time: the old one goes first.
-                    if is_settled && self.closing.is_empty() && self.loader.jobs.send((index, file.path.clone())).is_ok()
+                    if is_settled
+                        && self.closing.is_empty()
+                        && self.loader.jobs.send((index, file.path.clone())).is_ok()
                     {
                         file.state = State::Loading;
                     }

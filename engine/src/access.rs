@@ -9,12 +9,15 @@ use verbring_sys::{Device, DeviceError, Domain, Event, Granted, Link, Memory as 
 
 use crate::engine::{Engine, Notice};
 use crate::flight::State;
-use crate::key::{Access, Memory, PeerId, RemoteKey, free_place, index, next_id};
+use crate::key::{Access, Memory, PeerId, RemoteKey, SLAB_KEY, free_place, index, next_id};
 use crate::message::Said;
 use crate::peer::PeerState;
 use crate::remote::Remote;
 use crate::sqe::{Opcode, Sqe};
 use crate::window::Window;
+
+/// Events of the device that one call of `control` takes, so that peers who talk without end do not hold it.
+const EVENTS: u32 = 1024;
 
 /// Why a call about memory failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +124,13 @@ pub(crate) struct ImportInfo {
     peer: u32,
     /// The owner's key.
     remote_key: u32,
+    epoch: u32,
     len: u64,
     rights: Rights,
     domain: Domain,
     state: ImportState,
+    /// Revoked, and still mapped as the device's `rkey`: it cannot take work back that names it.
+    doomed: Option<u32>,
 }
 
 impl ImportInfo {
@@ -133,10 +139,12 @@ impl ImportInfo {
         last_id: 0,
         peer: 0,
         remote_key: 0,
+        epoch: 0,
         len: 0,
         rights: Rights::empty(),
         domain: Domain::Cpu,
         state: ImportState::Requested,
+        doomed: None,
     };
 }
 
@@ -160,7 +168,7 @@ impl<D: Device> Engine<D> {
     ///
     /// # Safety
     /// As [`Device::register`].
-    unsafe fn register_key(&mut self, memory: DeviceMemory, rights: Rights) -> Result<u32, AccessError> {
+    unsafe fn register_key(&mut self, memory: DeviceMemory, rights: Rights, tag: u32) -> Result<u32, AccessError> {
         let place = free_place(&self.locals).ok_or(AccessError::WindowTableFull { limit: self.locals.capacity() })?;
         let (base, len) = memory.range();
         let (base, len) = (base.as_ptr() as u64, len as u64);
@@ -173,34 +181,45 @@ impl<D: Device> Engine<D> {
         let id = next_id(info.last_id, place);
         // The epoch goes on where the last user of the place left it.
         *info = WindowInfo { last_id: id, mr, rights, epoch: info.epoch.wrapping_add(1), is_closing: false };
+        let id = id | tag;
         *self.locals.at_mut(place) =
             Memory { id: u64::from(id), base, read_limit: len, write_limit: len, atomic_limit: len, device_key: mr.0 };
         Ok(id)
     }
 
-    /// Registers memory for local use.
-    pub(crate) unsafe fn register_local(&mut self, memory: DeviceMemory) -> Result<u32, DeviceError> {
+    /// Registers the blocks of a slab, under a key that no Window has.
+    pub(crate) unsafe fn register_slab(&mut self, memory: DeviceMemory) -> Result<u32, DeviceError> {
         // SAFETY: the caller's promise.
-        unsafe { self.register_key(memory, Rights::empty()) }.map_err(|error| match error {
+        unsafe { self.register_key(memory, Rights::empty(), SLAB_KEY) }.map_err(|error| match error {
             AccessError::Device(error) => error,
             _ => DeviceError::Full { what: "registrations", limit: self.locals.capacity() },
         })
     }
 
+    /// The port that had a slab is gone, and nothing in flight names it.
+    pub(crate) fn deregister_slab(&mut self, key: u32) {
+        let place = index(key);
+        if self.locals.at(place).id == u64::from(key) {
+            let _ = self.device.deregister(self.windows.at(place).mr);
+            *self.locals.at_mut(place) = Memory::NONE;
+        }
+    }
+
     /// Registers memory of the caller's: as source and sink of own operations, and for peers if `rights` are given.
-    /// Registering a range twice, or one that overlaps another, gives independent windows; each has its own key.
+    /// Registering a range twice, or one that overlaps another, gives independent windows; each has its own key. (Over
+    /// shm a region is exported by one window at a time: `AlreadyExported`.)
     ///
     /// # Safety
-    /// The memory is valid until the window was closed, or the engine is gone, and every clone of the window too. It is
-    /// not reached by Rust references meanwhile.
+    /// The memory is valid until the window was closed, or the engine is gone, and every clone of the window too; over a
+    /// `Local` device also until every importer let go. It is not reached by Rust references meanwhile.
     pub unsafe fn register(&mut self, memory: DeviceMemory, rights: Rights) -> Result<Window, AccessError> {
         // SAFETY: the caller's promise.
-        let lkey = unsafe { self.register_key(memory.clone(), rights) }?;
+        let lkey = unsafe { self.register_key(memory.clone(), rights, 0) }?;
         Ok(Window::new(lkey, memory))
     }
 
-    /// Registers the first `len` bytes of a mapping that other processes can share. On shm rights belong to the mapping:
-    /// registered again, it keeps those of the first time, or the call fails.
+    /// Registers the first `len` bytes of a mapping that other processes can share. On shm rights belong to the mapping,
+    /// and one window at a time exports it.
     #[cfg(feature = "std")]
     pub fn register_region(
         &mut self,
@@ -230,7 +249,9 @@ impl<D: Device> Engine<D> {
 
     fn window_place(&self, window: &Window) -> Result<u32, AccessError> {
         let place = index(window.lkey);
-        let is_it = self.locals.at(place).id == u64::from(window.lkey);
+        let memory = self.locals.at(place);
+        // The address tells a window of another engine with the same key.
+        let is_it = memory.id == u64::from(window.lkey) && memory.base == window.address();
         if is_it { Ok(place) } else { Err(AccessError::NoSuchWindow) }
     }
 
@@ -271,12 +292,12 @@ impl<D: Device> Engine<D> {
     }
 
     /// Tells every importer of a window to let go.
-    fn revoke_from_all(&mut self, place: u32, key: u32) {
+    fn revoke_from_all(&mut self, place: u32, key: u32, epoch: u32) {
         for peer in 0..self.peers.table.capacity() {
             let (id, link) = (self.peers.table.at(peer).id, self.peers.table.at(peer).link);
             let (word, bit) = self.grant_word(place, id);
             if id != 0 && *self.grants.at(word) & bit != 0 {
-                self.say(id, link, Said::Revoke { key }, None);
+                let _ = self.say(id, link, Said::Revoke { key, epoch }, None);
             }
         }
     }
@@ -292,8 +313,10 @@ impl<D: Device> Engine<D> {
     /// `Busy` leaves the window as it is, but for importers, who are gone or going.
     pub fn close_window(&mut self, window: &Window, now: u64, deadline: u64) -> Result<(), AccessError> {
         let place = self.window_place(window)?;
-        if !core::mem::replace(&mut self.windows.at_mut(place).is_closing, true) {
-            self.revoke_from_all(place, window.lkey);
+        let info = self.windows.at_mut(place);
+        let epoch = info.epoch;
+        if !core::mem::replace(&mut info.is_closing, true) {
+            self.revoke_from_all(place, window.lkey, epoch);
         }
         let key = window.lkey;
         let in_flight = self.in_flight(|sqe| sqe.lkey() == key && has_local(sqe));
@@ -301,7 +324,11 @@ impl<D: Device> Engine<D> {
         if in_flight != 0 || (importers != 0 && now < deadline) {
             return Err(AccessError::Busy { in_flight, importers });
         }
-        self.device.deregister(self.windows.at(place).mr)?;
+        let mr = self.windows.at(place).mr;
+        if importers != 0 {
+            self.device.revoke(mr)?;
+        }
+        self.device.deregister(mr)?;
         *self.locals.at_mut(place) = Memory::NONE;
         self.clear_grants(place);
         Ok(())
@@ -315,14 +342,16 @@ impl<D: Device> Engine<D> {
     }
 
     /// Makes every Remote of the window worthless and cuts every importer off, at once: an access that starts after this
-    /// call returned changes no byte. The contents stay. The new Remote is for those who may go on.
+    /// call returned changes no byte. The contents stay, but for what other threads write during the call. The new Remote
+    /// is for those who may go on.
     pub fn bump_epoch(&mut self, window: &Window) -> Result<Remote, AccessError> {
         let place = self.window_place(window)?;
         let mr = self.windows.at(place).mr;
         self.device.revoke(mr)?;
         let info = self.windows.at_mut(place);
+        let revoked = info.epoch;
         info.epoch = info.epoch.wrapping_add(1);
-        self.revoke_from_all(place, window.lkey);
+        self.revoke_from_all(place, window.lkey, revoked);
         self.clear_grants(place);
         self.remote(window)
     }
@@ -343,13 +372,18 @@ impl<D: Device> Engine<D> {
             last_id: id,
             peer: peer.0,
             remote_key: remote.key,
+            epoch: remote.epoch,
             len: remote.len,
             rights: remote.rights,
             domain: remote.domain,
             state: ImportState::Requested,
+            doomed: None,
         };
         let said = Said::Import { key: remote.key, importer: id, epoch: remote.epoch, token: remote.token };
-        self.say(peer.0, link, said, None);
+        if let Err(error) = self.say(peer.0, link, said, None) {
+            self.import_infos.at_mut(place).id = 0;
+            return Err(error.into());
+        }
         Ok(RemoteKey { peer, key: id })
     }
 
@@ -378,19 +412,43 @@ impl<D: Device> Engine<D> {
         self.drop_mapping(key.key);
         self.import_infos.at_mut(index(key.key)).id = 0;
         // A request that is still under way is answered with a grant nobody waits for, which is let go of then.
-        if info.state == ImportState::Ready
-            && let Some(peer) = self.peers.get(info.peer)
-        {
-            let link = peer.link;
-            self.say(info.peer, link, Said::LetGo { key: info.remote_key }, None);
+        if info.state == ImportState::Ready {
+            self.let_go(info.peer, info.remote_key, info.epoch);
         }
         Ok(())
+    }
+
+    /// Tells an owner that its region is not used here any more, unless another import of it is.
+    fn let_go(&mut self, peer: u32, remote_key: u32, epoch: u32) {
+        let is_used = self.import_infos.iter().any(|info| {
+            let is_it = info.id != 0 && info.peer == peer && info.remote_key == remote_key && info.epoch == epoch;
+            is_it && (info.doomed.is_some() || !matches!(info.state, ImportState::Failed(_)))
+        });
+        if let (false, Some(entry)) = (is_used, self.peers.get(peer)) {
+            let link = entry.link;
+            let _ = self.say(peer, link, Said::LetGo { key: remote_key, epoch }, None);
+        }
     }
 
     fn drop_mapping(&mut self, id: u32) {
         let memory = core::mem::replace(self.imports.at_mut(index(id)), Memory::NONE);
         if memory.id != 0 {
             self.device.release(memory.device_key);
+        }
+    }
+
+    /// Drops the mappings of revoked imports that nothing names any more.
+    #[cold]
+    pub(crate) fn sweep_doomed(&mut self) {
+        for place in 0..self.import_infos.capacity() {
+            let info = *self.import_infos.at(place);
+            let Some(rkey) = info.doomed else { continue };
+            if self.in_flight(|sqe| sqe.key() == info.id && sqe.peer() == info.peer && has_remote(sqe)) == 0 {
+                self.import_infos.at_mut(place).doomed = None;
+                self.doomed -= 1;
+                self.device.release(rkey);
+                self.let_go(info.peer, info.remote_key, info.epoch);
+            }
         }
     }
 
@@ -401,20 +459,21 @@ impl<D: Device> Engine<D> {
             if info.id != 0 && info.peer == peer {
                 // The device forgot its imports with the connection.
                 *self.imports.at_mut(place) = Memory::NONE;
-                self.import_infos.at_mut(place).id = 0;
+                self.doomed -= u32::from(info.doomed.is_some());
+                let info = self.import_infos.at_mut(place);
+                (info.id, info.doomed) = (0, None);
             }
         }
-        for place in 0..self.windows.capacity() {
-            let (word, bit) = self.grant_word(place, peer);
-            *self.grants.at_mut(word) &= !bit;
-        }
+        self.clear_grants_to(peer);
     }
 
-    fn say(&mut self, peer: u32, link: Link, said: Said, grant: Option<Mr>) {
+    fn say(&mut self, peer: u32, link: Link, said: Said, grant: Option<Mr>) -> Result<(), DeviceError> {
         // A peer that cannot be told is lost: the device ends the connection, and says so in `control`.
-        if self.device.send(link, &said.encode(), grant).is_err() {
+        let sent = self.device.send(link, &said.encode(), grant);
+        if sent.is_err() {
             self.peer_failed(peer, Status::ConnectionLost);
         }
+        sent
     }
 
     /// Does the control work of engine and device: handshakes, imports, losses. The only call, beside those that
@@ -424,17 +483,23 @@ impl<D: Device> Engine<D> {
     }
 
     pub(crate) fn control_device(&mut self, now: u64) -> Option<Notice> {
-        while let Some(event) = self.device.control(now) {
-            let notice = match event {
+        for _ in 0..EVENTS {
+            let notice = match self.device.control(now)? {
                 Event::Up { link, node, incoming } => self.came_up(link, node, incoming),
-                Event::Down { link, cause } => self.peers.by_link(link).map(|id| {
-                    let status = if cause == DeviceError::Died { Status::PeerDead } else { Status::ConnectionLost };
-                    self.peer_failed(id, status);
-                    self.clear_grants_to(id);
-                    Notice::Lost { peer: PeerId(id), cause }
-                }),
+                Event::Down { link, cause } => match self.peers.by_link(link) {
+                    Some(id) => {
+                        let status = if cause == DeviceError::Died { Status::PeerDead } else { Status::ConnectionLost };
+                        self.peer_failed(id, status);
+                        self.clear_grants_to(id);
+                        Some(Notice::Lost { peer: PeerId(id), cause })
+                    }
+                    None => {
+                        self.device.disconnect(link);
+                        None
+                    }
+                },
                 Event::Message { link, message, granted } => match (self.peers.by_link(link), Said::decode(&message)) {
-                    (Some(id), Some(said)) => self.hear(id, link, said, granted, now),
+                    (Some(id), Some(said)) => self.hear(id, link, said, granted),
                     (peer, _) => {
                         if let Some(granted) = granted {
                             self.device.release(granted.rkey);
@@ -477,7 +542,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// A peer's engine said something. Every number in it is checked.
-    fn hear(&mut self, peer: u32, link: Link, said: Said, granted: Option<Granted>, now: u64) -> Option<Notice> {
+    fn hear(&mut self, peer: u32, link: Link, said: Said, granted: Option<Granted>) -> Option<Notice> {
         if !matches!(said, Said::Grant { .. })
             && let Some(granted) = granted
         {
@@ -488,7 +553,7 @@ impl<D: Device> Engine<D> {
                 self.answer_import(peer, link, key, importer, epoch, &token);
                 None
             }
-            Said::Grant { key, importer, len, rights } => {
+            Said::Grant { key, importer, epoch, len, rights } => {
                 let place = index(importer);
                 let info = *self.import_infos.at(place);
                 let is_awaited = info.id == importer
@@ -504,13 +569,13 @@ impl<D: Device> Engine<D> {
                     }
                     Some(granted) => {
                         self.device.release(granted.rkey);
-                        self.say(peer, link, Said::LetGo { key }, None);
+                        self.let_go(peer, key, epoch);
                         None
                     }
                     None if is_awaited => {
                         // The device had no room for the mapping.
                         self.import_infos.at_mut(place).state = ImportState::Failed(Status::TooManyOutstanding);
-                        self.say(peer, link, Said::LetGo { key }, None);
+                        self.let_go(peer, key, epoch);
                         Some(Notice::ImportFailed { key: key_of_it, status: Status::TooManyOutstanding })
                     }
                     None => None,
@@ -529,15 +594,14 @@ impl<D: Device> Engine<D> {
                 info.state = ImportState::Failed(status);
                 Some(Notice::ImportFailed { key: RemoteKey { peer: PeerId(peer), key: importer }, status })
             }
-            Said::Revoke { key } => {
-                let revoked = self.revoked(peer, key, now);
-                self.say(peer, link, Said::LetGo { key }, None);
+            Said::Revoke { key, epoch } => {
+                let revoked = self.revoked(peer, key, epoch);
+                self.let_go(peer, key, epoch);
                 revoked
             }
-            Said::LetGo { key } => {
+            Said::LetGo { key, epoch } => {
                 let place = index(key);
-                if self.locals.at(place).id == u64::from(key) {
-                    // Another import of the same region by the same peer may live on; it only delays nothing.
+                if self.locals.at(place).id == u64::from(key) && self.windows.at(place).epoch == epoch {
                     let (word, bit) = self.grant_word(place, peer);
                     *self.grants.at_mut(word) &= !bit;
                 }
@@ -558,12 +622,14 @@ impl<D: Device> Engine<D> {
             None
         };
         if let Some(status) = deny {
-            return self.say(peer, link, Said::Deny { key, importer, status }, None);
+            let _ = self.say(peer, link, Said::Deny { key, importer, status }, None);
+            return;
         }
         let (word, bit) = self.grant_word(place, peer);
         *self.grants.at_mut(word) |= bit;
         let len = self.locals.at(place).read_limit;
-        self.say(peer, link, Said::Grant { key, importer, len, rights: info.rights }, Some(info.mr));
+        let said = Said::Grant { key, importer, epoch, len, rights: info.rights };
+        let _ = self.say(peer, link, said, Some(info.mr));
     }
 
     /// What a grant lets one do: what owner, mapping and Remote all allow.
@@ -572,6 +638,8 @@ impl<D: Device> Engine<D> {
         info.state = ImportState::Ready;
         info.rights &= rights;
         info.len = info.len.min(len).min(granted.len);
+        self.device.keep(granted.rkey);
+        let info = *self.import_infos.at(place);
         let limit = |right: Rights, is_possible: bool| {
             if info.rights.contains(right) && is_possible { info.len } else { 0 }
         };
@@ -587,32 +655,49 @@ impl<D: Device> Engine<D> {
     }
 
     /// The owner took a region back: nothing of this engine touches it any more when this returns.
-    fn revoked(&mut self, peer: u32, remote_key: u32, now: u64) -> Option<Notice> {
+    fn revoked(&mut self, peer: u32, remote_key: u32, epoch: u32) -> Option<Notice> {
         let mut notice = None;
         for place in 0..self.import_infos.capacity() {
             let info = *self.import_infos.at(place);
-            let is_it = info.id != 0 && info.peer == peer && info.remote_key == remote_key;
+            let is_it = info.id != 0 && info.peer == peer && info.remote_key == remote_key && info.epoch == epoch;
             if !is_it || matches!(info.state, ImportState::Failed(_)) {
                 continue;
             }
             self.import_infos.at_mut(place).state = ImportState::Failed(Status::StaleEpoch);
+            let mut is_named = false;
             for flight in 0..self.flights.capacity() {
                 let entry = self.flights.at(flight);
                 let names_it = entry.sqe.key() == info.id && entry.sqe.peer() == peer && has_remote(&entry.sqe);
                 match entry.state {
                     State::Held if names_it => self.finish(flight, Status::StaleEpoch, 0, 0),
-                    State::Posted if names_it => {
-                        self.cut(flight, Status::StaleEpoch);
-                    }
+                    State::Posted | State::Draining if names_it => is_named |= !self.cut(flight, Status::StaleEpoch),
                     _ => {}
                 }
             }
             self.peers.set_waiting(peer, true);
-            self.drop_mapping(info.id);
-            notice = Some(Notice::Revoked { key: RemoteKey { peer: PeerId(peer), key: info.id } });
+            if is_named {
+                // The device goes on with it: the mapping stays until that ended.
+                let memory = core::mem::replace(self.imports.at_mut(place), Memory::NONE);
+                self.import_infos.at_mut(place).doomed = Some(memory.device_key);
+                self.doomed += 1;
+            } else {
+                self.drop_mapping(info.id);
+            }
+            if let Some(earlier) =
+                notice.replace(Notice::Revoked { key: RemoteKey { peer: PeerId(peer), key: info.id } })
+            {
+                self.keep_notice(earlier);
+            }
         }
-        let _ = now;
         notice
+    }
+
+    /// Keeps a notice for a later `control`; of too many the oldest goes.
+    pub(crate) fn keep_notice(&mut self, notice: Notice) {
+        if self.notices.is_full() {
+            self.notices.pop_front();
+        }
+        let _ = self.notices.push_back(notice);
     }
 
     /// Why the remote side of an entry was refused.

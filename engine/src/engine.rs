@@ -6,6 +6,7 @@
 
 use core::fmt;
 use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{Ordering, fence};
 
 use verbring_slab::{Arena, ArenaFull, Slab, SlabHandle, Table};
 use verbring_sys::{CLASSES, Device, DeviceError, Link, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
@@ -22,7 +23,9 @@ use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
 /// Ports of an engine, its own included.
 pub const MAX_PORTS: usize = 8;
 /// Notices kept for a later `control`.
-pub(crate) const NOTICES: usize = 32;
+pub(crate) const NOTICES: usize = 64;
+/// Bytes of a slab that a completion can name: 2^32 units of 64.
+const MAX_SLAB: u64 = 1 << 38;
 /// Completions taken from the device in one go.
 const WCS: usize = 16;
 /// Room in a completion ring that `submit` wants to see before it looks at the application's watermark again.
@@ -105,6 +108,10 @@ pub enum EngineError {
     TooManyPorts,
     /// The memory is no ring of this version, or not of the sizes it says.
     NotARing,
+    /// Without the feature `std` the arena must lie in static memory.
+    NotStatic,
+    /// The slab is larger than a completion can name blocks of: 256 GiB.
+    SlabTooLarge,
     /// The device said no.
     Device(DeviceError),
 }
@@ -121,6 +128,10 @@ impl fmt::Display for EngineError {
             EngineError::NotARing => {
                 f.write_str("the memory is no ring of this version; use one release on both ends of it")
             }
+            EngineError::NotStatic => {
+                f.write_str("without std the arena lies in static memory; use Arena::from_static")
+            }
+            EngineError::SlabTooLarge => f.write_str("a slab has at most 256 GiB of blocks; make it smaller"),
             EngineError::Device(error) => error.fmt(f),
         }
     }
@@ -186,6 +197,7 @@ pub(crate) struct PortEnd {
     pub(crate) owed: u32,
     pub(crate) chain: Option<Chain>,
     pub(crate) slab: Option<SlabHandle>,
+    slab_key: u32,
     pub(crate) _keep: Keep,
 }
 
@@ -235,6 +247,10 @@ pub struct Engine<D: Device> {
     pub(crate) windows: Table<WindowInfo>,
     /// For each window, a bit for each peer that it was granted to.
     pub(crate) grants: Table<u64>,
+    /// Revoked imports that are still mapped.
+    pub(crate) doomed: u32,
+    /// Position of the next operation in flight among all.
+    pub(crate) next_order: u64,
     /// Told by `control`, found while somebody waited for something else.
     pub(crate) notices: heapless::Deque<Notice, NOTICES>,
     pub(crate) next_deadline: u64,
@@ -286,6 +302,13 @@ impl<D: Device> Engine<D> {
         check("max_peers", config.max_peers, MAX_INDEX)?;
         check("max_windows", config.max_windows, MAX_INDEX)?;
         check("max_imports", config.max_imports, MAX_INDEX)?;
+        // Or receives could reserve the whole completion ring, and not even a cancel would be taken.
+        check("max_outstanding", config.max_outstanding, config.cq_entries.next_power_of_two() - 1)?;
+        #[cfg(not(feature = "std"))]
+        if !arena.is_static() {
+            // Without std the port has nothing to keep the arena with.
+            return Err(EngineError::NotStatic);
+        }
         let peers = Table::<Peer>::capacity_for(config.max_peers);
         let windows = Table::<Memory>::capacity_for(config.max_windows);
         let (sq, cq) = (config.sq_entries.next_power_of_two(), config.cq_entries.next_power_of_two());
@@ -322,6 +345,8 @@ impl<D: Device> Engine<D> {
             locals,
             windows: window_infos,
             grants,
+            doomed: 0,
+            next_order: 0,
             notices: heapless::Deque::new(),
             next_deadline: u64::MAX,
             next_chain: 0,
@@ -343,22 +368,44 @@ impl<D: Device> Engine<D> {
         slab: Option<Slab>,
         keep: Keep,
     ) -> Result<Option<(Slab, u32)>, EngineError> {
-        let mut end = PortEnd { end: EngineEnd::new(ring), owed: 0, chain: None, slab: None, _keep: keep };
+        let place = self.free_port();
+        if place.is_none() && self.ports.is_full() {
+            return Err(EngineError::TooManyPorts);
+        }
+        let end = EngineEnd::new(ring);
+        let mut end = PortEnd { end, owed: 0, chain: None, slab: None, slab_key: 0, _keep: keep };
         let slab = match slab {
             None => None,
             Some(mut slab) => {
                 let (base, len) = slab.data();
+                if len as u64 > MAX_SLAB {
+                    return Err(EngineError::SlabTooLarge);
+                }
                 end.slab = Some(slab.handle());
-                // SAFETY: the handle in `ports` keeps the slab's memory until the device is gone.
-                let key = unsafe { self.register_local(DeviceMemory::Private { base, len }) }?;
-                Some((slab, key))
+                // SAFETY: the handle in `ports` keeps the slab's memory as long as it is registered.
+                end.slab_key = unsafe { self.register_slab(DeviceMemory::Private { base, len }) }?;
+                Some((slab, end.slab_key))
             }
         };
-        self.ports.push(end).map_err(|_| EngineError::TooManyPorts)?;
+        match place.and_then(|place| self.ports.get_mut(place)) {
+            Some(place) => *place = end,
+            None => self.ports.push(end).map_err(|_| EngineError::TooManyPorts)?,
+        }
         Ok(slab)
     }
 
-    /// Another port, for another thread: rings of their own, and a slab of their own if one is given.
+    /// The place of a port whose application is gone and to which nothing is owed; its slab is registered no more.
+    fn free_port(&mut self) -> Option<usize> {
+        let place = self.ports.iter().position(|port| port.owed == 0 && port.end.is_app_gone())?;
+        let slab_key = core::mem::take(&mut self.ports.get_mut(place)?.slab_key);
+        if slab_key != 0 {
+            self.deregister_slab(slab_key);
+        }
+        Some(place)
+    }
+
+    /// Another port, for another thread: rings of their own, and a slab of their own if one is given. The place of a port
+    /// that was dropped is used again.
     #[cfg(feature = "std")]
     pub fn add_port(&mut self, slab: Option<Slab>) -> Result<Port, EngineError> {
         use verbring_slab::{Region, RegionOptions};
@@ -371,9 +418,6 @@ impl<D: Device> Engine<D> {
         let rings = unsafe { Rings::carve(&mut arena, sq, cq) }?;
         let keep = std::sync::Arc::new(arena);
         let mut port = Port::new(AppEnd::new(rings.app), keep.clone());
-        if self.ports.is_full() {
-            return Err(EngineError::TooManyPorts);
-        }
         if let Some((slab, key)) = self.add_port_end(rings.engine, slab, keep)? {
             port.set_slab(slab, key);
         }
@@ -385,8 +429,11 @@ impl<D: Device> Engine<D> {
         &self.device
     }
 
-    /// The device. Calls that change connections or registrations behind the engine's back are not for applications.
-    pub fn device_mut(&mut self) -> &mut D {
+    /// The device, to be set up before the engine uses it.
+    ///
+    /// # Safety
+    /// It is not replaced, and no connection, registration or import that the engine knows of is ended behind its back.
+    pub unsafe fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
@@ -626,6 +673,9 @@ impl<D: Device> Engine<D> {
         if now >= self.next_deadline {
             total += self.expire(now);
         }
+        if self.doomed != 0 {
+            self.sweep_doomed();
+        }
         total
     }
 
@@ -701,13 +751,12 @@ fn started(posted: Posted) -> Started {
 impl PortEnd {
     #[inline(never)]
     fn complete_block(&mut self, sqe: &Sqe, status: Status, imm: u32, value: u64) {
-        let is_silent = sqe.flag_bits() & SILENT != 0 && status.is_success();
-        if is_silent || self.end.is_app_gone() {
+        if sqe.flag_bits() & SILENT != 0 && status.is_success() {
             if let Some(slab) = &self.slab {
-                slab.give_back(sqe.local() as usize);
+                // SAFETY: the operation that had it ended just now.
+                unsafe { slab.give_back(sqe.local() as usize) };
             }
-        }
-        if !is_silent {
+        } else {
             let is_message = sqe.opcode() == Opcode::Recv as u8 && status.is_success();
             let len = if is_message { (value as u32).min(sqe.len()) } else { sqe.len() };
             self.end.complete(sqe.cookie(), status as u16, VALUE | BLOCK, imm, block(sqe.local(), len));
@@ -718,13 +767,22 @@ impl PortEnd {
 impl Drop for PortEnd {
     /// Blocks in completions that nobody will read go back by themselves.
     fn drop(&mut self) {
+        self.end.tell();
         self.end.leave();
-        if self.end.is_app_gone()
-            && let Some(slab) = &self.slab
-        {
+        // With the one in `Port::drop`: whichever side leaves last sees that the other is gone.
+        fence(Ordering::SeqCst);
+        if let (true, Some(slab)) = (self.end.is_app_gone(), &self.slab) {
             for (flags, value) in self.end.unread() {
                 if flags & BLOCK != 0 {
-                    slab.give_back(crate::cqe::unblock(value).0 as usize);
+                    // SAFETY: the operation that had it ended.
+                    unsafe { slab.give_back(crate::cqe::unblock(value).0 as usize) };
+                }
+            }
+            // What was pushed and never taken.
+            while let Some(sqe) = self.end.take() {
+                if sqe.flag_bits() & BUF != 0 {
+                    // SAFETY: no operation began.
+                    unsafe { slab.give_back(sqe.local() as usize) };
                 }
             }
         }
@@ -732,18 +790,8 @@ impl Drop for PortEnd {
 }
 
 impl<D: Device> Drop for Engine<D> {
-    /// Everything that was accepted ends, everything pushed too as far as its ring has room, and no block is lost.
+    /// Everything that was accepted ends. What was pushed and not accepted is the port's, as if it had not been pushed.
     fn drop(&mut self) {
         self.end_all();
-        for index in 0..self.ports.len() {
-            while let Some(sqe) = self.ports[index].end.take() {
-                let port = &mut self.ports[index];
-                if port.end.cq_room(port.owed, 1) > 0 {
-                    self.complete(index, &sqe, Status::ConnectionLost, 0, 0);
-                } else if let (true, Some(slab)) = (sqe.flag_bits() & BUF != 0, &port.slab) {
-                    slab.give_back(sqe.local() as usize);
-                }
-            }
-        }
     }
 }

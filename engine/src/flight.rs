@@ -30,7 +30,7 @@ pub(crate) struct Flight {
     pub(crate) sqe: Sqe,
     /// In nanoseconds; `u64::MAX` is none.
     pub(crate) deadline: u64,
-    /// Position among all operations to its peer.
+    /// Position among all operations in flight.
     pub(crate) order: u64,
     /// The next in its channel; the next free one.
     pub(crate) next: u32,

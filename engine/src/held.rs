@@ -28,18 +28,20 @@ impl<D: Device> Engine<D> {
     /// The way of an entry that is not plain: every check, in order, with its own error.
     #[inline(never)]
     pub(crate) fn submit_slow(&mut self, port: usize, mut sqe: Sqe, now: u64) {
+        // As it came: what is wrong with an entry does not end its chain.
+        let is_linked = sqe.flag_bits() & LINK != 0;
+        let (peer, class) = (sqe.peer(), sqe.class_bits());
         let outcome = self.consider(port, &mut sqe, now);
         if let Err(status) = outcome {
             self.complete(port, &sqe, status, 0, 0);
-            if let Some(chain) = self.ports.get_mut(port).and_then(|p| p.chain.as_mut()) {
-                chain.has_failed = true;
-            }
         }
-        // A chain ends at the first entry without LINK.
-        if sqe.flag_bits() & LINK == 0
-            && let Some(port) = self.ports.get_mut(port)
-        {
+        let Some(port) = self.ports.get_mut(port) else { return };
+        if !is_linked {
+            // A chain ends at the first entry without LINK.
             port.chain = None;
+        } else if outcome.is_err() {
+            let id = port.chain.map_or(0, |chain| chain.id);
+            port.chain = Some(Chain { id, peer, class, has_failed: true });
         }
     }
 
@@ -185,12 +187,12 @@ impl<D: Device> Engine<D> {
         if let Some(port) = self.ports.get_mut(port) {
             port.owed += 1;
         }
-        if let Some(peer) = self.peers.get_mut(sqe.peer()) {
-            self.flights.at_mut(flight).order = peer.order;
-            peer.order += 1;
-            if sqe.opcode() != Opcode::Recv as u8 {
-                peer.channel_mut(sqe.class_bits() as usize).push(&mut self.flights, flight);
-            }
+        self.flights.at_mut(flight).order = self.next_order;
+        self.next_order += 1;
+        if let Some(peer) = self.peers.get_mut(sqe.peer())
+            && sqe.opcode() != Opcode::Recv as u8
+        {
+            peer.channel_mut(sqe.class_bits() as usize).push(&mut self.flights, flight);
         }
     }
 
@@ -606,6 +608,9 @@ impl<D: Device> Engine<D> {
     /// Ends a connection and frees the peer's place. Its operations end as `ConnectionLost`, its imports are gone; the
     /// peer notices.
     pub fn disconnect(&mut self, peer: PeerId, now: u64) {
+        if self.peers.get(peer.0).is_none() {
+            return;
+        }
         self.break_connection(peer.0, Status::ConnectionLost, now);
         self.peers.set_waiting(peer.0, false);
         if let Some(entry) = self.peers.get_mut(peer.0) {

@@ -11,9 +11,12 @@ pub(crate) const INDEX_BITS: u32 = 12;
 /// The most entries of the tables of peers, windows and imports.
 pub(crate) const MAX_INDEX: u32 = 1 << INDEX_BITS;
 
-/// The id that follows `id` in the same place: the next generation. Never 0.
+/// In the key of a slab, and of nothing else: no Window, of whatever engine, can name one.
+pub(crate) const SLAB_KEY: u32 = 1 << 31;
+
+/// The id that follows `id` in the same place: the next generation. Never 0, and below [`SLAB_KEY`].
 pub(crate) const fn next_id(id: u32, index: u32) -> u32 {
-    let generation = (id >> INDEX_BITS).wrapping_add(1) & (u32::MAX >> INDEX_BITS);
+    let generation = (id >> INDEX_BITS).wrapping_add(1) & (u32::MAX >> (INDEX_BITS + 1));
     let generation = if generation == 0 { 1 } else { generation };
     generation << INDEX_BITS | index
 }
@@ -147,7 +150,7 @@ mod tests {
         #[test]
         fn ids_differ_from_their_predecessors(id in any::<u32>(), place in 0u32..MAX_INDEX) {
             let next = next_id(id, place);
-            prop_assert!(next != 0 && next != id && index(next) == place);
+            prop_assert!(next != 0 && next != id && index(next) == place && next & SLAB_KEY == 0);
         }
     }
 }

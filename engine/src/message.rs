@@ -7,7 +7,7 @@
 //!      2      2  deny: status
 //!      4      4  key of the region's owner
 //!      8      4  key of the importer
-//!     12      4  import: epoch
+//!     12      4  all but deny: epoch
 //!     16      8  grant: length
 //!     24     16  import: token
 //! ```
@@ -20,13 +20,13 @@ pub(crate) enum Said {
     /// Let me have the region `key`; I shall call it `importer`.
     Import { key: u32, importer: u32, epoch: u32, token: [u8; 16] },
     /// Here it is. The memory comes with the message.
-    Grant { key: u32, importer: u32, len: u64, rights: Rights },
+    Grant { key: u32, importer: u32, epoch: u32, len: u64, rights: Rights },
     /// No.
     Deny { key: u32, importer: u32, status: Status },
-    /// The region is no more, or of another epoch: let go of it.
-    Revoke { key: u32 },
-    /// The importer does not use the region any more.
-    LetGo { key: u32 },
+    /// The region of this epoch is no more: let go of it.
+    Revoke { key: u32, epoch: u32 },
+    /// The importer does not use the region of this epoch any more.
+    LetGo { key: u32, epoch: u32 },
 }
 
 impl Said {
@@ -38,7 +38,8 @@ impl Said {
                 bytes[24..40].copy_from_slice(&token);
                 (1, key, importer)
             }
-            Said::Grant { key, importer, len, rights } => {
+            Said::Grant { key, importer, epoch, len, rights } => {
+                bytes[12..16].copy_from_slice(&epoch.to_le_bytes());
                 bytes[1] = rights.bits();
                 bytes[16..24].copy_from_slice(&len.to_le_bytes());
                 (2, key, importer)
@@ -47,8 +48,10 @@ impl Said {
                 bytes[2..4].copy_from_slice(&(status as u16).to_le_bytes());
                 (3, key, importer)
             }
-            Said::Revoke { key } => (4, key, 0),
-            Said::LetGo { key } => (5, key, 0),
+            Said::Revoke { key, epoch } | Said::LetGo { key, epoch } => {
+                bytes[12..16].copy_from_slice(&epoch.to_le_bytes());
+                (if matches!(self, Said::Revoke { .. }) { 4 } else { 5 }, key, 0)
+            }
         };
         bytes[0] = kind;
         bytes[4..8].copy_from_slice(&key.to_le_bytes());
@@ -67,7 +70,10 @@ impl Said {
                 token.copy_from_slice(&bytes[24..40]);
                 Said::Import { key, importer, epoch: u32_at(12), token }
             }
-            2 => Said::Grant { key, importer, len: u64_at(16), rights: Rights::from_bits(bytes[1])? },
+            2 => {
+                let rights = Rights::from_bits(bytes[1])?;
+                Said::Grant { key, importer, epoch: u32_at(12), len: u64_at(16), rights }
+            }
             3 => {
                 let status = Status::from_raw(u16::from_le_bytes([bytes[2], bytes[3]]))?;
                 if status.is_success() {
@@ -75,8 +81,8 @@ impl Said {
                 }
                 Said::Deny { key, importer, status }
             }
-            4 => Said::Revoke { key },
-            5 => Said::LetGo { key },
+            4 => Said::Revoke { key, epoch: u32_at(12) },
+            5 => Said::LetGo { key, epoch: u32_at(12) },
             _ => return None,
         };
         (said.encode() == *bytes).then_some(said)
@@ -107,10 +113,10 @@ mod tests {
     fn there_and_back() {
         let all = [
             Said::Import { key: 1, importer: 2, epoch: 3, token: [4; 16] },
-            Said::Grant { key: 1, importer: 2, len: 1 << 40, rights: Rights::READ },
+            Said::Grant { key: 1, importer: 2, epoch: 3, len: 1 << 40, rights: Rights::READ },
             Said::Deny { key: 1, importer: 2, status: Status::StaleEpoch },
-            Said::Revoke { key: 9 },
-            Said::LetGo { key: 9 },
+            Said::Revoke { key: 9, epoch: 2 },
+            Said::LetGo { key: 9, epoch: 3 },
         ];
         for said in all {
             assert_eq!(Said::decode(&said.encode()), Some(said));

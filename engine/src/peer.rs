@@ -31,8 +31,6 @@ pub(crate) struct Peer {
     last_id: u32,
     pub(crate) link: Link,
     pub(crate) state: PeerState,
-    /// Position of the next operation among all to this peer.
-    pub(crate) order: u64,
     pub(crate) node: u64,
     pub(crate) channels: [Channel; CLASSES],
 }
@@ -45,7 +43,6 @@ impl Peer {
         last_id: 0,
         link: Link(0),
         state: PeerState::Connecting,
-        order: 0,
         node: 0,
         channels: [Channel::EMPTY; CLASSES],
     };

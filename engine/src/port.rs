@@ -1,6 +1,7 @@
 //! The application's end: push entries, reap completions, and the slab that the safe calls take their blocks from.
 
 use core::fmt;
+use core::sync::atomic::{Ordering, fence};
 
 use verbring_slab::{Buf, Slab, SlabError};
 use verbring_sys::Status;
@@ -109,7 +110,8 @@ impl Port {
         (self.slab, self.slab_key) = (Some(slab), key);
     }
 
-    /// Puts an entry into the submission ring. Nothing happens before the engine submits.
+    /// Puts an entry into the submission ring. Nothing happens before the engine submits; what an engine never took
+    /// before it went comes back by `reap_untaken`.
     ///
     /// The safe constructors of [`Sqe`] name Windows only; an entry that names slab memory was made by an `unsafe` one.
     #[inline(always)]
@@ -158,7 +160,8 @@ impl Port {
             return Ok(());
         }
         // The ring did not take it, so it is still ours: the handle was made just now.
-        match slab.from_raw(raw) {
+        // SAFETY: no operation began.
+        match unsafe { slab.from_raw(raw) } {
             Ok(buf) => Err((self.full(), buf)),
             Err(_) => Ok(()),
         }
@@ -214,7 +217,24 @@ impl Port {
         }
         let (offset, len) = unblock(raw.value);
         cqe.value = u64::from(len);
-        let buf = self.slab.as_mut().and_then(|slab| slab.take_back(offset as usize, len));
+        // SAFETY: a completion says that the operation ended.
+        let buf = self.slab.as_mut().and_then(|slab| unsafe { slab.take_back(offset as usize, len) });
+        Some(Completion { cqe, buf })
+    }
+
+    /// Once the engine is gone and every completion was reaped: the oldest entry that it never took, as a completion
+    /// that says so.
+    pub fn reap_untaken(&mut self) -> Option<Completion> {
+        if !self.end.is_engine_gone() {
+            return None;
+        }
+        let sqe = self.end.untaken()?;
+        let mut buf = None;
+        if sqe.flag_bits() & BUF != 0 {
+            // SAFETY: no operation began.
+            buf = self.slab.as_mut().and_then(|slab| unsafe { slab.take_back(sqe.local() as usize, sqe.len()) });
+        }
+        let cqe = Cqe { user_data: sqe.cookie(), status: Status::ConnectionLost, imm: 0, value: 0, flags: 0 };
         Some(Completion { cqe, buf })
     }
 
@@ -227,8 +247,12 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         while self.reap().is_some() {}
-        // What completes from here on is given back by the engine.
+        // What completes from here on is given back by the engine's end, when that goes.
         self.end.leave();
-        while self.reap().is_some() {}
+        fence(Ordering::SeqCst);
+        if self.end.is_engine_gone() {
+            while self.reap().is_some() {}
+            while self.reap_untaken().is_some() {}
+        }
     }
 }

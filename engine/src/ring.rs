@@ -249,6 +249,19 @@ impl AppEnd {
         Some(RawCqe { user_data, status: last as u16, flags, imm: (last >> 32) as u32, value })
     }
 
+    /// The oldest entry that an engine which is gone did not take.
+    pub(crate) fn untaken(&mut self) -> Option<Sqe> {
+        self.look_for_room();
+        if self.sq_head == self.sq_tail {
+            return None;
+        }
+        let at = self.sq_head;
+        self.sq_head = at.wrapping_add(1);
+        // SAFETY: the ring's memory is valid as long as its ends; the engine reads it no more.
+        unsafe { self.parts.sq_watermark.as_ref() }.store(self.sq_head, Ordering::Relaxed);
+        Some(Sqe { words: core::array::from_fn(|i| self.parts.sqe(at, i).load(Ordering::Relaxed)) })
+    }
+
     /// Whether the engine is gone.
     pub(crate) fn is_engine_gone(&self) -> bool {
         // SAFETY: the ring's memory is valid as long as its ends.

@@ -278,10 +278,13 @@ impl Sqe {
         self
     }
 
-    /// The operation ends by this time of the engine's clock (nanoseconds). Kept in units of 1024 ns, rounded up, and
-    /// good for 36 minutes ahead.
+    /// The operation ends by this time of the engine's clock (nanoseconds); `u64::MAX` is none. Kept in units of 1024 ns,
+    /// rounded up, and good for 36 minutes ahead: what is further ahead cannot be told from what is over.
     #[inline(always)]
     pub const fn deadline(mut self, deadline_ns: u64) -> Sqe {
+        if deadline_ns == u64::MAX {
+            return self;
+        }
         let units = (deadline_ns.saturating_add(1023) >> 10) as u32;
         // 0 stands for none: one unit later.
         let units = if units == 0 { 1 } else { units };

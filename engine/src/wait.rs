@@ -11,11 +11,11 @@ use verbring_slab::{Arena, Region, RegionError, RegionOptions, SizeClass, Slab, 
 use verbring_sys::shm::{Shm, ShmOptions};
 use verbring_sys::{Device, DeviceError, Status};
 
-use crate::engine::{Config, Engine, EngineError, NOTICES, Notice};
+use crate::engine::{Config, Engine, EngineError, Notice};
 use crate::key::{PeerId, RemoteKey};
 use crate::port::{Completion, Port};
 use crate::remote::Remote;
-use crate::{AccessError, PeerState};
+use crate::{AccessError, ImportState, PeerState};
 
 /// Empty turns after which a waiting thread lets others run: it may not have the core for itself.
 const PATIENCE: u32 = 2000;
@@ -183,11 +183,10 @@ impl Turns {
 }
 
 impl<D: Device> Engine<D> {
-    /// Control work whose notices are kept for the next `control`.
+    /// Control work whose notices are kept for the next `control`; of more than 64 the oldest go.
     fn keep_notices(&mut self, now: u64) {
-        while self.notices.len() < NOTICES {
-            let Some(notice) = self.control_device(now) else { break };
-            let _ = self.notices.push_back(notice);
+        while let Some(notice) = self.control_device(now) {
+            self.keep_notice(notice);
         }
     }
 
@@ -289,27 +288,28 @@ impl<D: Device> Engine<D> {
         timeout: Duration,
     ) -> Result<RemoteKey, WaitError> {
         let wanted = self.import(peer, remote)?;
-        let notice = self.wait_for(clock, timeout, "the answer to an import", |engine| {
-            let answer = engine.take_notice(|n| match n {
-                Notice::Imported { key } | Notice::ImportFailed { key, .. } => *key == wanted,
-                Notice::Lost { peer: p, .. } => *p == peer,
-                _ => false,
-            })?;
-            Some(answer)
+        let what = "the answer to an import";
+        let outcome = self.wait_for(clock, timeout, what, |engine| match engine.import_state(wanted) {
+            Some(ImportState::Requested) => match engine.peer_state(peer) {
+                Some(PeerState::Failed(status)) => Some(Err(status)),
+                _ => None,
+            },
+            Some(ImportState::Ready) => Some(Ok(())),
+            Some(ImportState::Failed(status)) => Some(Err(status)),
+            None => Some(Err(Status::ConnectionLost)),
         });
-        match notice {
-            Ok(Notice::Imported { key }) => Ok(key),
-            Ok(Notice::ImportFailed { status, .. }) => {
-                self.release(wanted)?;
-                Err(WaitError::Refused(status))
-            }
-            Ok(Notice::Lost { cause, .. }) => Err(WaitError::Lost(cause)),
-            Ok(_) => Err(WaitError::Lost(DeviceError::Closed)),
-            Err(error) => {
-                self.release(wanted)?;
-                Err(error)
-            }
-        }
+        // Told here: not to be told again.
+        let _ = self.take_notice(|n| match n {
+            Notice::Imported { key } | Notice::ImportFailed { key, .. } => *key == wanted,
+            _ => false,
+        });
+        let failed = match outcome {
+            Ok(Ok(())) => return Ok(wanted),
+            Ok(Err(status)) => WaitError::Refused(status),
+            Err(error) => error,
+        };
+        let _ = self.release(wanted);
+        Err(failed)
     }
 }
 
@@ -324,7 +324,7 @@ impl Port {
             }
             if turns.pass() {
                 if self.is_engine_gone() {
-                    return self.reap().ok_or(WaitError::EngineGone);
+                    return self.reap().or_else(|| self.reap_untaken()).ok_or(WaitError::EngineGone);
                 }
                 let now = clock.now();
                 if now >= *until.get_or_insert(now.saturating_add(timeout.as_nanos() as u64)) {

@@ -5,11 +5,11 @@
 //! wait for credit. The control side (who is connected, what is mapped where) belongs to the devices built on this.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use verbring_slab::{Arena, ArenaFull, Table};
 
-use crate::lane::{CLOSED, Corrupt, DEAD, Inbox, Lane, MAX_MRS, MAX_SEND, Outbox, REVISION};
+use crate::lane::{CLOSED, Corrupt, DEAD, Inbox, Lane, MAX_SEND, Outbox, REVISION};
 use crate::{CLASSES, Cancel, Caps, Domain, Level, Posted, Qp, Status, Wc, Wr, WrOp, copy};
 
 /// Bytes copied for a queue pair in one call: what an urgent operation may have to wait for (about 20 us).
@@ -41,8 +41,6 @@ pub struct CpuNic {
     /// A bit for each queue pair that `poll` has to look at.
     busy: Table<u64>,
     imports: Table<Import>,
-    /// For each connection, a bit for each registration that was granted over it.
-    granted: Table<[u64; MAX_MRS as usize / 64]>,
     links: u32,
 }
 
@@ -99,6 +97,15 @@ pub(crate) struct Import {
     pub(crate) epoch: u32,
 }
 
+impl Import {
+    /// Whether its owner still lets us in. What was read before this call was read while it did.
+    fn is_current(&self) -> bool {
+        // On weaker CPUs a load may pass earlier ones: the copy's loads come first.
+        fence(Ordering::Acquire);
+        self.theirs.is_some_and(|lane| lane.epoch(self.mr).load(Ordering::Acquire) == self.epoch)
+    }
+}
+
 const NO_IMPORT: Import = Import { link: 0, theirs: None, mr: 0, epoch: 0 };
 
 const NO_WR: Wr = Wr {
@@ -123,7 +130,6 @@ impl CpuNic {
             + Table::<Receive>::bytes(qps * DEPTH)
             + Table::<u64>::bytes(qps.div_ceil(64))
             + Table::<Import>::bytes(imports)
-            + Table::<[u64; MAX_MRS as usize / 64]>::bytes(links)
     }
 
     /// Queue pairs for so many connections (rounded up to a power of two) and imports.
@@ -141,7 +147,6 @@ impl CpuNic {
                 receives: arena.table(qps * DEPTH, |_| Receive { wr_id: 0, local: core::ptr::null_mut(), room: 0 })?,
                 busy: arena.table(qps.div_ceil(64), |_| 0)?,
                 imports: arena.table(imports, |_| NO_IMPORT)?,
-                granted: arena.table(links, |_| [0; MAX_MRS as usize / 64])?,
                 links,
             })
         }
@@ -178,7 +183,6 @@ impl CpuNic {
             q.seen = theirs.door().load(Ordering::Acquire) & !(CLOSED | DEAD);
             q.ends = Some(Ends { inbox: ours.inbox(class), outbox: theirs.outbox(class), ours });
         }
-        *self.granted.at_mut(link) = [0; MAX_MRS as usize / 64];
     }
 
     /// The connection is lost: what is pending ends by `poll` with `cause`, what is posted from now on at once.
@@ -239,7 +243,6 @@ impl CpuNic {
     }
 
     /// Whether there is such an import.
-    #[cfg(feature = "shm")]
     pub(crate) fn is_import(&self, rkey: u32) -> bool {
         self.imports.at(rkey).theirs.is_some()
     }
@@ -250,46 +253,34 @@ impl CpuNic {
         import.theirs.map(|_| import.link)
     }
 
-    /// What a lane's other side has to know of a registration that is granted over a connection: the revision, and the
-    /// lane to write the epoch to.
+    /// Writes the epoch of a registration where the other side of a connection finds it.
     pub(crate) fn grant(&mut self, link: u32, mr: u32, epoch: u32) {
-        self.granted.at_mut(link)[(mr % MAX_MRS) as usize / 64] |= 1 << (mr % 64);
         if let Some(ends) = &self.qps.at(self.qp(link, 0).0).ends {
             ends.ours.epoch(mr).store(epoch, Ordering::Release);
         }
     }
 
-    /// The revision that this side's lane of a connection is at.
-    pub(crate) fn revision(&self, link: u32) -> u64 {
-        let ends = &self.qps.at(self.qp(link, 0).0).ends;
-        ends.as_ref().map_or(0, |e| e.ours.door().load(Ordering::Relaxed) & !(CLOSED | DEAD))
-    }
-
-    /// The other side's message, sent at this revision, was taken: what was revoked up to there is known.
-    pub(crate) fn acknowledge(&mut self, link: u32, revision: u64) {
-        for class in 0..CLASSES {
-            let qp = self.qp(link, class);
-            self.qps.at_mut(qp.0).seen = revision & !(CLOSED | DEAD);
+    /// Takes the door of a connection as seen, if no import from there is stale: then nothing that it told is left to
+    /// find. The door is read before the epochs, and its owner writes it after them.
+    fn settle(&mut self, qp: Qp, door: u64) {
+        let link = self.link_of(qp);
+        let mut imports = self.imports.iter().filter(|i| i.theirs.is_some() && i.link == link);
+        if imports.all(Import::is_current) {
+            for class in 0..CLASSES {
+                let qp = self.qp(link, class);
+                self.qps.at_mut(qp.0).seen = door;
+            }
         }
     }
 
-    /// Tells every connection that was granted a registration that its epoch changed: whether there was one.
-    pub(crate) fn revoke(&mut self, mr: u32, epoch: u32) -> bool {
-        let mut was_granted = false;
+    /// Tells every connection that the epoch of a registration changed.
+    pub(crate) fn revoke(&mut self, mr: u32, epoch: u32) {
         for link in 0..self.links {
-            let bits = self.granted.at_mut(link);
-            let (word, bit) = ((mr % MAX_MRS) as usize / 64, 1 << (mr % 64));
-            if bits[word] & bit == 0 {
-                continue;
-            }
-            bits[word] &= !bit;
-            was_granted = true;
             if let Some(ends) = &self.qps.at(self.qp(link, 0).0).ends {
                 ends.ours.epoch(mr).store(epoch, Ordering::Release);
                 ends.ours.door().fetch_add(REVISION, Ordering::AcqRel);
             }
         }
-        was_granted
     }
 
     /// See [`Device::post`](crate::Device::post).
@@ -313,6 +304,7 @@ impl CpuNic {
                 WrOp::Get => {
                     copy::copy(wr.local, wr.remote as *const u8, wr.len as usize);
                     // What was read counts only if nothing was revoked meanwhile.
+                    fence(Ordering::Acquire);
                     if q.door.as_ref().load(Ordering::Acquire) != q.seen
                         && let Err(status) = self.check(qp, wr)
                     {
@@ -392,11 +384,13 @@ impl CpuNic {
         if matches!(wr.op, WrOp::Send | WrOp::Recv | WrOp::Flush) {
             return Ok(());
         }
-        let import = self.imports.at(wr.rkey);
-        match &import.theirs {
-            Some(lane) if lane.epoch(import.mr).load(Ordering::Acquire) == import.epoch => Ok(()),
-            _ => Err(Status::StaleEpoch),
+        if !self.imports.at(wr.rkey).is_current() {
+            return Err(Status::StaleEpoch);
         }
+        if door != self.qps.at(qp.0).seen {
+            self.settle(qp, door);
+        }
+        Ok(())
     }
 
     /// Does a slice of a work request: its value if that finished it.
@@ -504,10 +498,13 @@ impl CpuNic {
         while out.len() > 0 && self.qps.at(qp.0).waiting != 0 {
             let q = self.qps.at_mut(qp.0);
             let receive = *self.receives.at(qp.0 * DEPTH + q.received % DEPTH);
-            let wc = match (q.gate & DOWN != 0, &mut q.ends) {
-                (false, Some(ends)) => {
-                    // SAFETY: its poster's promise.
+            let is_down = q.gate & DOWN != 0;
+            let wc = match &mut q.ends {
+                // What was sent before the connection was lost was sent.
+                Some(ends) => {
+                    // SAFETY: its poster's promise; the lane is mapped until `close`.
                     match unsafe { ends.inbox.take(receive.local, receive.room) } {
+                        Ok(None) | Err(Corrupt) if is_down => Wc::new(receive.wr_id, qp, q.cause),
                         Ok(None) => break,
                         Ok(Some((len, imm))) => {
                             let fits = len <= receive.room;
@@ -520,7 +517,7 @@ impl CpuNic {
                         }
                     }
                 }
-                _ => Wc::new(receive.wr_id, qp, q.cause),
+                None => Wc::new(receive.wr_id, qp, q.cause),
             };
             let q = self.qps.at_mut(qp.0);
             q.received = q.received.wrapping_add(1);

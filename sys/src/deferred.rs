@@ -167,6 +167,10 @@ unsafe impl<D: Device> Device for Deferred<D> {
         self.inner.send(link, message, grant)
     }
 
+    fn keep(&mut self, rkey: u32) {
+        self.inner.keep(rkey);
+    }
+
     fn release(&mut self, rkey: u32) {
         self.inner.release(rkey);
     }

@@ -222,6 +222,8 @@ pub enum DeviceError {
     NotShareable,
     /// The rights of a region are set once: it was registered with others before.
     RightsDiffer,
+    /// The region is exported by another registration.
+    AlreadyExported,
     /// The registration does not exist.
     NoSuchMr,
     /// The connection does not exist, or is down.
@@ -262,6 +264,9 @@ impl fmt::Display for DeviceError {
             RightsDiffer => f.write_str(
                 "the region was registered with other rights before; rights belong to the region: make another region",
             ),
+            AlreadyExported => {
+                f.write_str("the region is exported already; use that window, close it first, or make another region")
+            }
             NoSuchMr => f.write_str("the registration does not exist any more; register the memory again"),
             NoSuchLink => f.write_str("the connection does not exist any more; connect again"),
             NotSupported(what) => write!(f, "this device does not {what}"),
@@ -299,7 +304,7 @@ pub unsafe trait Device {
     /// reached by Rust references meanwhile.
     unsafe fn register(&mut self, memory: Memory, rights: Rights) -> Result<Mr, DeviceError>;
 
-    /// Ends a registration. Peers that still have it mapped reach what `revoke` leaves them.
+    /// Ends a registration. Peers that were not cut off by `revoke` before keep what they have mapped.
     fn deregister(&mut self, mr: Mr) -> Result<(), DeviceError>;
 
     /// Cuts off every peer that was granted this registration: an access that starts after this call returned changes no
@@ -315,8 +320,12 @@ pub unsafe trait Device {
     /// The queue pair of a class (below [`CLASSES`]) of a connection.
     fn qp(&self, link: Link, class: usize) -> Qp;
 
-    /// Sends a control message, and with it a grant of a registration.
+    /// Sends a control message, and with it a grant of a registration. If that fails the connection is lost, and
+    /// [`Event::Down`] follows.
     fn send(&mut self, link: Link, message: &Message, grant: Option<Mr>) -> Result<(), DeviceError>;
+
+    /// The engine keeps an import that came with a message: the device may prepare it for use.
+    fn keep(&mut self, rkey: u32);
 
     /// Gives up an import.
     fn release(&mut self, rkey: u32);

@@ -1,8 +1,9 @@
 //! A device whose peers live in the same address space. It needs no operating system.
 //!
 //! Two devices are joined by a [`Wire`], which both keep. Work is done at once by the initiator, as on shared memory.
-//! Revoking is exact as long as both ends are driven by one thread: with one address space there is no old mapping to cut
-//! off, so a put that another thread is in the middle of runs to its end.
+//! An importer keeps a shared region until it let go of it; other memory has to outlive every importer. Revoking is exact
+//! as long as both ends are driven by one thread: with one address space there is no old mapping to cut off, so a put
+//! that another thread is in the middle of runs to its end.
 
 use core::cell::UnsafeCell;
 use core::ops::Deref;
@@ -39,17 +40,15 @@ pub struct Wire {
 unsafe impl Sync for Wire {}
 
 struct Packet {
-    revision: u64,
     message: Message,
     grant: Option<Grant>,
 }
 
-#[derive(Clone, Copy)]
 struct Grant {
     mr: u32,
     epoch: u32,
-    base: u64,
-    len: u64,
+    /// Keeps a shared region until the importer let go of it.
+    memory: Memory,
     rights: Rights,
 }
 
@@ -128,6 +127,8 @@ impl Deref for WireRef {
 pub struct Local {
     nic: CpuNic,
     mrs: Mrs,
+    /// What imports keep alive, by rkey.
+    imports: [Option<Memory>; IMPORTS as usize],
     links: Vec<Option<Connection>, MAX_LINKS>,
     node: u64,
     caps: Caps,
@@ -154,7 +155,9 @@ impl Local {
     pub fn new(mut arena: Arena, node: u64) -> Result<Local, ArenaFull> {
         // SAFETY: the arena is kept beside it, and dropped after it (fields are dropped in their order).
         let nic = unsafe { CpuNic::new(&mut arena, MAX_LINKS as u32, IMPORTS) }?;
-        Ok(Local { nic, mrs: Mrs::new(), links: Vec::new(), node, caps: cpu_nic::caps("local"), _arena: arena })
+        let imports = [const { None }; IMPORTS as usize];
+        let caps = cpu_nic::caps("local");
+        Ok(Local { nic, mrs: Mrs::new(), imports, links: Vec::new(), node, caps, _arena: arena })
     }
 
     /// Joins two devices; `a` is the one that asked for it. A wire joins once.
@@ -207,9 +210,12 @@ impl Local {
                 let theirs = unsafe { Lane::attach(lane) };
                 let rkey = self.nic.import(Import { link: link.0, theirs, mr: grant.mr, epoch: grant.epoch })?;
                 let writable = grant.rights.intersects(Rights::WRITE | Rights::ATOMIC);
-                Some(Granted { rkey, base: grant.base, len: grant.len, writable })
+                let (base, len) = grant.memory.range();
+                if let Some(place) = self.imports.get_mut(rkey as usize) {
+                    *place = Some(grant.memory);
+                }
+                Some(Granted { rkey, base: base.as_ptr() as u64, len: len as u64, writable })
             });
-            self.nic.acknowledge(link.0, packet.revision);
             return Some(Event::Message { link, message: packet.message, granted });
         }
         self.nic.look_at_door(link.0);
@@ -250,6 +256,11 @@ unsafe impl Device for Local {
         if let Some(connection) = self.links.get_mut(link.0 as usize) {
             self.nic.close(link.0);
             *connection = None;
+            for (rkey, import) in self.imports.iter_mut().enumerate() {
+                if import.is_some() && !self.nic.is_import(rkey as u32) {
+                    *import = None;
+                }
+            }
         }
     }
 
@@ -263,24 +274,32 @@ unsafe impl Device for Local {
             None => None,
             Some(mr) => {
                 let grant = self.mrs.get(mr)?;
-                let (base, len) = grant.registration.memory.range();
                 self.nic.grant(link.0, mr.0, grant.epoch);
                 Some(Grant {
                     mr: mr.0,
                     epoch: grant.epoch,
-                    base: base.as_ptr() as u64,
-                    len: len as u64,
+                    memory: grant.registration.memory.clone(),
                     rights: grant.registration.rights,
                 })
             }
         };
-        let packet = Packet { revision: self.nic.revision(link.0), message: *message, grant };
-        let full = DeviceError::Full { what: "control messages under way", limit: MESSAGES as u32 };
-        connection.wire.control[1 - connection.side].lock().push_back(packet).map_err(|_| full)
+        let packet = Packet { message: *message, grant };
+        if connection.wire.control[1 - connection.side].lock().push_back(packet).is_ok() {
+            return Ok(());
+        }
+        // A peer that does not read its messages is lost.
+        self.nic.fail(link.0, Status::ConnectionLost);
+        Err(DeviceError::Full { what: "control messages that the peer has not read", limit: MESSAGES as u32 })
     }
 
+    fn keep(&mut self, _rkey: u32) {}
+
     fn release(&mut self, rkey: u32) {
-        self.nic.release(rkey);
+        if self.nic.release(rkey).is_some()
+            && let Some(place) = self.imports.get_mut(rkey as usize)
+        {
+            *place = None;
+        }
     }
 
     fn control(&mut self, _now: u64) -> Option<Event> {

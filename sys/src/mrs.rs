@@ -59,9 +59,4 @@ impl Mrs {
         self.next_epoch(mr)?;
         self.slots.get_mut(mr.0 as usize).and_then(|s| s.live.take()).ok_or(DeviceError::NoSuchMr)
     }
-
-    #[cfg(feature = "shm")]
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Registration> {
-        self.slots.iter().filter_map(|s| s.live.as_ref())
-    }
 }

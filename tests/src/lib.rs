@@ -64,7 +64,9 @@ pub fn engine<D: Device>(config: Config, make: impl FnOnce(u64) -> D) -> Engine<
 /// Two engines over local devices.
 pub fn local(config: Config) -> World<Local> {
     let (mut a, mut b) = (engine(config, local_device), engine(config, local_device));
-    Local::join(a.device_mut(), b.device_mut(), WireRef::new()).expect("a join");
+    // SAFETY: a new connection, which the engines do not know of yet.
+    let (of_a, of_b) = unsafe { (a.device_mut(), b.device_mut()) };
+    Local::join(of_a, of_b, WireRef::new()).expect("a join");
     World::meet(a, b)
 }
 
@@ -72,7 +74,9 @@ pub fn local(config: Config) -> World<Local> {
 pub fn deferred(config: Config, seed: u64, faults: Faults) -> World<Deferred<Local>> {
     let make = |node| Deferred::new(local_device(node), seed ^ node, faults);
     let (mut a, mut b) = (engine(config, make), engine(config, make));
-    Local::join(a.device_mut().inner(), b.device_mut().inner(), WireRef::new()).expect("a join");
+    // SAFETY: a new connection, which the engines do not know of yet.
+    let (of_a, of_b) = unsafe { (a.device_mut().inner(), b.device_mut().inner()) };
+    Local::join(of_a, of_b, WireRef::new()).expect("a join");
     World::meet(a, b)
 }
 
@@ -192,4 +196,70 @@ pub fn repeats(few: u32, many: u32) -> u32 {
 /// Bytes that tell where they come from.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|i| ((i as u64).wrapping_mul(31).wrapping_add(seed) ^ (i as u64 >> 8)) as u8).collect()
+}
+
+/// A forked child that runs as the user nobody; killed when it is dropped.
+pub struct Child(libc::pid_t);
+
+/// Runs `body` in a forked child as nobody (uid and gid 65534): its answer is the exit code.
+pub fn as_nobody(body: impl FnOnce() -> i32) -> Child {
+    fork(|| {
+        // SAFETY: plain system calls on numbers.
+        let dropped = unsafe {
+            libc::setgroups(0, std::ptr::null()) == 0
+                && libc::setresgid(65534, 65534, 65534) == 0
+                && libc::setresuid(65534, 65534, 65534) == 0
+        };
+        if dropped { body() } else { 99 }
+    })
+}
+
+/// Runs `body` in a forked child: its answer is the exit code. A panic is 101.
+pub fn fork(body: impl FnOnce() -> i32) -> Child {
+    // SAFETY: the child is single-threaded; it uses the allocator, which glibc keeps usable across fork.
+    match unsafe { libc::fork() } {
+        0 => {
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(101);
+            // SAFETY: ends the child without running what belongs to the parent.
+            unsafe { libc::_exit(code) }
+        }
+        pid => {
+            assert!(pid > 0, "fork failed");
+            Child(pid)
+        }
+    }
+}
+
+impl Child {
+    /// Its exit code once it ended; minus the signal that killed it.
+    pub fn try_wait(&self) -> Option<i32> {
+        let mut status = 0;
+        // SAFETY: our own child, and a place for its status.
+        match unsafe { libc::waitpid(self.0, &mut status, libc::WNOHANG) } {
+            0 => None,
+            _ if libc::WIFEXITED(status) => Some(libc::WEXITSTATUS(status)),
+            _ => Some(-libc::WTERMSIG(status)),
+        }
+    }
+
+    /// Kills it, at once.
+    pub fn kill(&self) {
+        // SAFETY: our own child, which was not waited for.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.0
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.try_wait().is_none() {
+            self.kill();
+            // SAFETY: our own child.
+            unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+        }
+    }
 }

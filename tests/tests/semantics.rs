@@ -113,7 +113,8 @@ fn a_link_that_fails_late() {
     let mut world = late(9);
     let (window, key) = world.export(4096, Rights::all());
     let qp = world.a.device().qp(verbring_sys::Link(0), 0);
-    world.a.device_mut().fail_next(qp, Status::RemoteRefused);
+    // SAFETY: it only makes one operation fail.
+    unsafe { world.a.device_mut() }.fail_next(qp, Status::RemoteRefused);
     for i in 1..=3 {
         let flags = if i < 3 { SqeFlags::LINK } else { SqeFlags::empty() };
         world.a.push(Sqe::put_word(1, key.at(0)).flags(flags).user_data(i)).unwrap();
@@ -245,8 +246,7 @@ fn a_deadline_that_breaks_the_connection() {
     world.a.push(Sqe::fetch_add(key.at(16), 1).class(1).user_data(3)).unwrap();
     world.a.push(Sqe::fetch_add(key.at(16), 1).class(1).flags(SqeFlags::FENCE).user_data(4)).unwrap();
     let ends = statuses(&mut world, 4);
-    let expected =
-        [Status::DeadlineExceeded, Status::ConnectionLost, Status::OutcomeUnknown, Status::ConnectionLost];
+    let expected = [Status::DeadlineExceeded, Status::ConnectionLost, Status::OutcomeUnknown, Status::ConnectionLost];
     assert_eq!(ends.into_values().collect::<Vec<_>>(), expected);
     assert!(world.now < deadline + 10_000);
     assert_eq!(world.a.peer_state(world.ab), Some(PeerState::Failed(Status::ConnectionLost)));
@@ -345,9 +345,8 @@ struct Random {
 }
 
 fn random() -> impl Strategy<Value = Random> {
-    (0u8..9, any::<u8>(), 0u8..2, 0u8..8, any::<u8>(), 0u8..4).prop_map(
-        |(kind, place, class, flags, deadline, steps)| Random { kind, place, class, flags, deadline, steps },
-    )
+    (0u8..9, any::<u8>(), 0u8..2, 0u8..8, any::<u8>(), 0u8..4)
+        .prop_map(|(kind, place, class, flags, deadline, steps)| Random { kind, place, class, flags, deadline, steps })
 }
 
 proptest! {

@@ -69,6 +69,8 @@ pub struct Shm {
     epoll: OwnedFd,
     listener: OwnedFd,
     rejected: u64,
+    /// The process that made it.
+    pid: u32,
     _arena: Arena,
 }
 
@@ -134,6 +136,7 @@ impl Shm {
             epoll,
             listener,
             rejected: 0,
+            pid: std::process::id(),
             _arena: arena,
         })
     }
@@ -153,7 +156,27 @@ impl Shm {
         self.rejected
     }
 
-    fn add(&mut self, socket: OwnedFd, incoming: bool, now: u64) -> Result<Link, DeviceError> {
+    /// A new connection over `socket`, which comes back if there can be none.
+    fn add(&mut self, socket: OwnedFd, incoming: bool, now: u64) -> Result<Link, (DeviceError, OwnedFd)> {
+        match self.prepare(&socket) {
+            Err(error) => Err((error, socket)),
+            Ok((index, ours)) => {
+                self.links[index] = Some(Connection {
+                    state: State::Handshake { since: now },
+                    socket,
+                    outbox: VecDeque::new(),
+                    incoming,
+                    watch: None,
+                    ours,
+                    theirs: None,
+                });
+                Ok(Link(index as u32))
+            }
+        }
+    }
+
+    /// The place and the lane of a new connection.
+    fn prepare(&self, socket: &OwnedFd) -> Result<(usize, Region), DeviceError> {
         let full = DeviceError::Full { what: "connections", limit: self.links.len() as u32 };
         let index = self.links.iter().position(Option::is_none).ok_or(full)?;
         // A lane is small and touched all over: huge pages would be wasted on it.
@@ -162,36 +185,46 @@ impl Shm {
         ours.seal_seals().map_err(region_error)?;
         // SAFETY: the region is kept by the connection; nobody has it yet.
         unsafe { Lane::create(ours.base()) };
-        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)
+        epoll::add(&self.epoll, socket, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)
             .map_err(system("epoll_ctl"))?;
-        self.links[index] = Some(Connection {
-            state: State::Handshake { since: now },
-            socket,
-            outbox: VecDeque::new(),
-            incoming,
-            ours,
-            theirs: None,
-            watch: None,
-        });
-        Ok(Link(index as u32))
+        Ok((index, ours))
     }
 
     fn send_hello(&mut self, link: Link) -> Result<(), DeviceError> {
         let Some(connection) = self.links[link.0 as usize].as_mut() else { return Err(DeviceError::NoSuchLink) };
-        let fd = connection.ours.export().map_err(region_error)?;
+        let fd = connection.ours.hand_out().map_err(region_error)?;
         connection.queue(Packet::Hello { node: self.node }, Some(fd))
     }
 
     fn accept(&mut self, now: u64) {
         for _ in 0..BATCH {
             let Ok(Some(socket)) = socket::accept(&self.listener) else { return };
-            if let Err(DeviceError::WrongUser { .. }) = socket::check_user(&socket) {
+            let refused = match socket::check_user(&socket) {
+                Err(_) => Some((Reason::User, socket)),
+                Ok(()) => {
+                    self.evict_silent();
+                    self.add(socket, true, now).err().map(|(_, socket)| (Reason::Full, socket))
+                }
+            };
+            if let Some((reason, socket)) = refused {
                 self.rejected += 1;
-                let _ = socket::send(&socket, &Packet::Reject(Reason::User), None);
-            } else if self.add(socket.try_clone().expect("a descriptor"), true, now).is_err() {
-                self.rejected += 1;
-                let _ = socket::send(&socket, &Packet::Reject(Reason::Full), None);
+                let _ = socket::send(&socket, &Packet::Reject(reason), None);
             }
+        }
+    }
+
+    /// Connections that others began, and that say nothing, must not take every place: the oldest makes room.
+    fn evict_silent(&mut self) {
+        let since = |c: &Connection| match c.state {
+            State::Handshake { since } if c.incoming => Some(since),
+            _ => None,
+        };
+        let silent = self.links.iter().enumerate().filter_map(|(i, c)| Some((since(c.as_ref()?)?, i)));
+        if silent.clone().count() * 2 >= self.links.len()
+            && let Some((_, oldest)) = silent.min()
+        {
+            self.reject(Link(oldest as u32), Reason::Full);
+            self.lose(Link(oldest as u32), DeviceError::TimedOut);
         }
     }
 
@@ -268,13 +301,12 @@ impl Shm {
                 Reason::User => DeviceError::Refused("it belongs to another user; run both as one user"),
                 Reason::Full => DeviceError::Refused("it has no room for a connection; configure more there"),
             }),
-            (Packet::Message { revision, message, grant }, State::Up, fd) => {
+            (Packet::Message { message, grant }, State::Up, fd) => {
                 let granted = match (grant, fd) {
                     (Some(grant), Some(fd)) => self.take_grant(link, grant, fd)?,
                     (None, None) => None,
                     _ => return Err(DeviceError::Protocol("a grant and its descriptor come together")),
                 };
-                self.nic.acknowledge(link.0, revision);
                 self.events.push_back(Event::Message { link, message, granted });
                 Ok(())
             }
@@ -400,43 +432,47 @@ unsafe impl Device for Shm {
         }
         let Memory::Shared { region, .. } = &memory else { return Err(DeviceError::NotShareable) };
         let is_writable = |rights: Rights| rights.intersects(Rights::WRITE | Rights::ATOMIC);
-        for other in self.mrs.iter() {
-            if let Memory::Shared { region: theirs, .. } = &other.memory
-                && Arc::ptr_eq(theirs, region)
-                && !other.rights.is_empty()
-                && is_writable(other.rights) != is_writable(rights)
-            {
-                return Err(DeviceError::RightsDiffer);
-            }
+        // One at a time: revoking one would take the memory from under the peers of the other.
+        let region = region.clone();
+        if !region.begin_export() {
+            return Err(DeviceError::AlreadyExported);
         }
-        match (is_writable(rights), region.is_read_only()) {
-            (true, true) => return Err(DeviceError::RightsDiffer),
-            (false, false) => region.seal_read_only().map_err(|_| DeviceError::RightsDiffer)?,
-            _ => {}
+        let sealed = match (is_writable(rights), region.is_read_only()) {
+            (true, true) => Err(DeviceError::RightsDiffer),
+            (false, false) => region.seal_read_only().map_err(|_| DeviceError::RightsDiffer),
+            _ => Ok(()),
+        };
+        let mr =
+            sealed.and_then(|()| region.seal_seals().map_err(region_error)).and_then(|()| self.mrs.add(memory, rights));
+        if mr.is_err() {
+            region.end_export();
         }
-        region.seal_seals().map_err(region_error)?;
-        self.mrs.add(memory, rights)
+        mr
     }
 
     fn deregister(&mut self, mr: Mr) -> Result<(), DeviceError> {
-        self.revoke(mr)?;
-        self.mrs.remove(mr).map(drop)
+        let epoch = self.mrs.next_epoch(mr)?;
+        self.nic.revoke(mr.0, epoch);
+        let registration = self.mrs.remove(mr)?;
+        if let (Memory::Shared { region, .. }, false) = (&registration.memory, registration.rights.is_empty()) {
+            region.end_export();
+        }
+        Ok(())
     }
 
     fn revoke(&mut self, mr: Mr) -> Result<(), DeviceError> {
         let epoch = self.mrs.next_epoch(mr)?;
-        if self.nic.revoke(mr.0, epoch)
-            && let Memory::Shared { region, .. } = &self.mrs.get(mr)?.registration.memory
-        {
-            region.replace().map_err(region_error)?;
+        self.nic.revoke(mr.0, epoch);
+        match &self.mrs.get(mr)?.registration.memory {
+            Memory::Shared { region, .. } if region.is_handed_out() => region.replace().map_err(region_error),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn connect(&mut self, address: &str, now: u64) -> Result<Link, DeviceError> {
         let socket = socket::connect(address)?;
         socket::check_user(&socket)?;
-        let link = self.add(socket, false, now)?;
+        let link = self.add(socket, false, now).map_err(|(error, _)| error)?;
         if let Err(error) = self.send_hello(link) {
             self.links[link.0 as usize] = None;
             return Err(error);
@@ -474,15 +510,23 @@ unsafe impl Device for Shm {
             let Memory::Shared { region, .. } = &grant.registration.memory else {
                 return Err(DeviceError::NotShareable);
             };
-            fd = Some(region.export().map_err(region_error)?);
+            fd = Some(region.hand_out().map_err(region_error)?);
             let writable = grant.registration.rights.intersects(Rights::WRITE | Rights::ATOMIC);
             packed = Some(Grant { mr: mr.0, epoch: grant.epoch, len: region.len() as u64, writable });
             self.nic.grant(link.0, mr.0, grant.epoch);
         }
-        let packet = Packet::Message { revision: self.nic.revision(link.0), message: *message, grant: packed };
-        match self.links[link.0 as usize].as_mut() {
-            Some(connection) => connection.queue(packet, fd),
-            None => Err(DeviceError::NoSuchLink),
+        let packet = Packet::Message { message: *message, grant: packed };
+        let connection = self.links[link.0 as usize].as_mut().ok_or(DeviceError::NoSuchLink)?;
+        let queued = connection.queue(packet, fd);
+        if let Err(cause) = queued {
+            self.lose(link, cause);
+        }
+        queued
+    }
+
+    fn keep(&mut self, rkey: u32) {
+        if let Some(Some(region)) = self.imports.get(rkey as usize) {
+            region.touch();
         }
     }
 
@@ -530,6 +574,10 @@ unsafe impl Device for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
+        // A forked child has copies of everything, and the connections are its parent's.
+        if std::process::id() != self.pid {
+            return;
+        }
         for link in 0..self.links.len() {
             self.disconnect(Link(link as u32));
         }

@@ -7,7 +7,7 @@
 //!      8      1  kind: 1 hello, 2 reject, 3 message
 //!      9      1  message: bit 0 a grant comes with it, bit 1 it is writable; reject: the reason
 //!     12      4  grant: registration
-//!     16      8  hello: node; message: revision
+//!     16      8  hello: node
 //!     24      8  grant: length
 //!     32      4  grant: epoch
 //!     64     64  message
@@ -56,7 +56,7 @@ pub(super) enum Reason {
 pub(super) enum Packet {
     Hello { node: u64 },
     Reject(Reason),
-    Message { revision: u64, message: Message, grant: Option<Grant> },
+    Message { message: Message, grant: Option<Grant> },
 }
 
 impl Packet {
@@ -70,9 +70,8 @@ impl Packet {
                 bytes[16..24].copy_from_slice(&node.to_le_bytes());
             }
             Packet::Reject(reason) => (bytes[8], bytes[9]) = (2, *reason as u8),
-            Packet::Message { revision, message, grant } => {
+            Packet::Message { message, grant } => {
                 bytes[8] = 3;
-                bytes[16..24].copy_from_slice(&revision.to_le_bytes());
                 if let Some(grant) = grant {
                     bytes[9] = 1 | u8::from(grant.writable) << 1;
                     bytes[12..16].copy_from_slice(&grant.mr.to_le_bytes());
@@ -112,7 +111,7 @@ impl Packet {
                 message.copy_from_slice(&bytes[BYTES - MESSAGE_BYTES..]);
                 let (mr, epoch, len) = (u32_at(12), u32_at(32), u64_at(24));
                 let grant = (bytes[9] & 1 != 0).then_some(Grant { mr, epoch, len, writable: bytes[9] & 2 != 0 });
-                Packet::Message { revision: u64_at(16), message, grant }
+                Packet::Message { message, grant }
             }
             _ => return Err(DeviceError::Protocol("an unknown kind of packet")),
         };
@@ -203,9 +202,12 @@ pub(super) fn receive(socket: &OwnedFd) -> Result<Received, DeviceError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let message = match rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+    let mut receive = || rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+    // The other side closed with our packets unread: said once, and what it sent before can still be read (unix(7)).
+    let received = receive().or_else(|errno| if errno == Errno::CONNRESET { receive() } else { Err(errno) });
+    let message = match received {
         Ok(message) => message,
-        Err(Errno::AGAIN) => return Ok(Received::Nothing),
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
         Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::Closed),
         Err(errno) => return Err(system("recvmsg")(errno)),
     };
@@ -243,8 +245,8 @@ mod tests {
             let grant = Grant { mr: 3, epoch: 9, len: 4096, writable: true };
             let packet = match kind {
                 0 => Packet::Hello { node: 77 },
-                1 => Packet::Message { revision: 256, message: [5; 64], grant: None },
-                _ => Packet::Message { revision: 256, message: [5; 64], grant: Some(grant) },
+                1 => Packet::Message { message: [5; 64], grant: None },
+                _ => Packet::Message { message: [5; 64], grant: Some(grant) },
             };
             let mut bytes = packet.encode();
             prop_assert_eq!(Packet::decode(&bytes), Ok(packet));
