@@ -137,3 +137,39 @@ impl Loader {
         Ok(Loader { jobs, results })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_lies_before_its_checksums() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let bytes: Vec<u8> = (0..CHUNK + 5).map(|i| (i >> 3) as u8).collect();
+        fs::write(&path, &bytes).unwrap();
+        let loaded = load(&path).unwrap();
+        assert_eq!((loaded.stamp.len, loaded.crc), (CHUNK + 5, crc32fast::hash(&bytes)));
+        // SAFETY: nobody else has the region, and it is not written any more.
+        let memory = unsafe { std::slice::from_raw_parts(loaded.region.base().as_ptr(), loaded.region.len()) };
+        assert_eq!(memory[..bytes.len()], bytes);
+        let sums: Vec<u8> = bytes.chunks(CHUNK as usize).flat_map(|c| crc32fast::hash(c).to_le_bytes()).collect();
+        assert_eq!(memory[bytes.len().next_multiple_of(8)..][..8], sums);
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_told() {
+        let error = |path: &str| load(Path::new(path)).err().unwrap();
+        assert!(error("/nowhere/file").contains("No such file"), "{}", error("/nowhere/file"));
+        assert!(error("/tmp").contains("is a directory"));
+        assert!(error("/dev/null").contains("no regular file"));
+        // Its length is said to be 0, and there is something in it: as if somebody had written to it meanwhile.
+        assert!(error("/proc/self/status").contains("changed while it was read"));
+    }
+
+    #[test]
+    fn more_than_there_is_of_memory_is_refused() {
+        assert!(check_memory(1).is_ok());
+        assert!(check_memory(1 << 50).unwrap_err().contains("bytes of memory are needed"));
+    }
+}
