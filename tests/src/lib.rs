@@ -263,3 +263,8 @@ impl Drop for Child {
         }
     }
 }
+
+/// The README's program, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

@@ -43,8 +43,6 @@ const MAIL_OUT: u64 = MAIL_IN | 1;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Looks at a word between two calls of `idle`, which costs a system call.
 const LOOKS: u32 = 16384;
-/// Calls of `idle` after which the core is offered to others even if it should be ours: some milliseconds.
-const OFFER_AFTER: u32 = 500;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,9 +337,8 @@ impl End {
         while let Some(done) = self.engine.reap() {
             self.take(done)?;
         }
-        if self.yields || idle.calls > OFFER_AFTER {
-            thread::yield_now();
-        }
+        // After so many looks the other end may well be waiting for this very core, pinned or not.
+        thread::yield_now();
         // The control side costs system calls, and whoever yields is here all the time.
         if self.yields && !idle.calls.is_multiple_of(64) {
             return Ok(());

@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn counts_are_as_asked() {
-        let mut calls = 0;
+        let mut calls;
         let unit = |calls: &mut u64| {
             *calls += 1;
             Ok(())
