@@ -21,9 +21,9 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use verbring::{DeviceError, EngineError, PushError, Status, WaitError};
+use verbring::{DeviceError, PushError, Status, WaitError};
 use verbring_sys::cpu::{self, CpuError, Topology};
 
 use child::Counterpart;
@@ -203,7 +203,11 @@ impl fmt::Display for PerfError {
             PerfError::Operation(status) => write!(f, "an operation failed: {status}"),
             PerfError::Lost(cause) => write!(f, "the connection is lost: {cause}"),
             PerfError::Silent { what, after } => {
-                write!(f, "the other end did not {what} within {} s; is it stopped or starved?", after.as_secs())
+                write!(
+                    f,
+                    "the other end did not {what} within {} s; is it stopped, starved, or busy with another run?",
+                    after.as_secs()
+                )
             }
             PerfError::Version { theirs, ours } => {
                 write!(
@@ -250,6 +254,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(PerfError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        // A child that is left says nothing: its parent knows why.
+        Err(PerfError::Lost(_) | PerfError::Operation(_)) if args.child_of.is_some() => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(if matches!(error, PerfError::Plan(_)) { 2 } else { 1 })
@@ -295,12 +301,13 @@ fn measure_all(args: &Args) -> Result<bool, PerfError> {
             Some(status) => Err(PerfError::Other(child::describe(status))),
             None => Err(PerfError::Other("the other end did not end when it was told to, and was killed".to_string())),
         },
-        // Its end is the cause, unless it is this end that failed.
-        Err(PerfError::Output(error)) => Err(PerfError::Output(error)),
-        Err(error @ (PerfError::Lost(_) | PerfError::Operation(_) | PerfError::Engine(_))) => match child.join() {
-            Some(status) => Err(PerfError::Other(format!("{}; here: {error}", child::describe(status)))),
-            None => Err(error),
-        },
+        // What this end saw of the other one's end is not the cause of it.
+        Err(error @ (PerfError::Lost(_) | PerfError::Operation(_) | PerfError::Engine(WaitError::Lost(_)))) => {
+            match child.join() {
+                Some(status) => Err(PerfError::Other(format!("{}; here: {error}", child::describe(status)))),
+                None => Err(error),
+            }
+        }
         Err(error) => Err(error),
     }
 }
@@ -317,8 +324,11 @@ fn origin(
     let mut end = End::open(&own_name, cores.origin(), batch)?;
     end.yields = cores.is_one();
     match child {
-        Some(child) => connect_to_child(&mut end, name, child)?,
-        None => end.connect(name, CONNECT)?,
+        Some(child) => end.connect(name, START, || match child.end() {
+            Some(status) => Err(PerfError::Other(child::describe(status))),
+            None => Ok(()),
+        })?,
+        None => end.connect(name, CONNECT, || Ok(()))?,
     }
     let seed = random();
     let mut origin = Origin::meet(end, cores.origin(), rows, seed)?;
@@ -347,24 +357,6 @@ fn origin(
     report.end().map_err(PerfError::Output)?;
     origin.part()?;
     Ok(is_verified)
-}
-
-/// Tries in short steps, to hear of a child that does not come up.
-fn connect_to_child(end: &mut End, name: &str, child: &mut Counterpart) -> Result<(), PerfError> {
-    let until = Instant::now() + START;
-    loop {
-        match end.connect(name, Duration::from_millis(50)) {
-            Err(PerfError::Engine(WaitError::Engine(EngineError::Device(DeviceError::NoSuchName)))) => {
-                if let Some(status) = child.end() {
-                    return Err(PerfError::Other(child::describe(status)));
-                }
-                if Instant::now() > until {
-                    return Err(PerfError::Silent { what: "start", after: START });
-                }
-            }
-            outcome => return outcome,
-        }
-    }
 }
 
 /// Says that memory is short before the kernel kills somebody for it.

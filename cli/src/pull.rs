@@ -95,7 +95,7 @@ fn pull(args: &Args) -> Result<(), String> {
     // A reader that closed the pipe has the exit code.
     let _ = writeln!(
         stdout(),
-        "{}: {} bytes, crc32 {:08x} verified\nfetched {fetched} bytes in {took:.3} s ({:.2} GB/s), on disk after {:.3} s",
+        "{}: {} bytes, crc32 {:08x} verified\nfetched {fetched} bytes in {took:.3} s ({:.2} GB/s), synced to disk after {:.3} s in all",
         args.out.display(),
         opened.len,
         opened.crc,

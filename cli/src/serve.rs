@@ -30,7 +30,7 @@ const CLIENT_NS: u64 = 30_000_000_000;
 /// How long importers have to let go of a file that changed, before they are cut off.
 const LET_GO_NS: u64 = 2_000_000_000;
 /// The longest nap of a server that nobody asks anything: what a request waits for at most, once or twice a pull. A
-/// turn and its sleep take about 20 us, so an idle server has half a percent of a core.
+/// turn and its sleep take 20 to 50 us, so an idle server has about one percent of a core.
 const NAP: Duration = Duration::from_millis(4);
 
 /// The arguments of `verbring serve`.
@@ -68,8 +68,9 @@ fn serve(args: &Args) -> Result<(), String> {
         max_imports: 1,
         ..Config::default()
     };
-    // One block a client: it is the request, then the answer, then room for the next request.
-    let classes = [SizeClass { size: MESSAGE_MAX as u32, count: clients }];
+    // One block a client: it is the request, then the answer, then room for the next request. As many again are on
+    // their way back from clients that have just gone.
+    let classes = [SizeClass { size: MESSAGE_MAX as u32, count: 2 * clients }];
     let loaded: Vec<Loaded> = args.files.iter().map(|path| load(path)).collect::<Result<_, _>>()?;
     // Last: whoever finds the name finds the files.
     let engine = open_shm(&args.name, config, &classes).map_err(|error| format!("cannot listen: {error}"))?;

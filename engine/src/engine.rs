@@ -526,7 +526,7 @@ impl<D: Device> Engine<D> {
                     _ => WrOp::Swap,
                 };
                 wr.len = 8;
-                if sqe.offset() % 8 != 0 {
+                if !sqe.offset().is_multiple_of(8) {
                     return Started::Refused(Status::Misaligned);
                 }
                 Access::Atomic

@@ -56,3 +56,20 @@ pub use wait::{Clock, WaitError, open_with};
 #[cfg(feature = "shm")]
 pub use wait::{ShmEngine, open_shm};
 pub use window::Window;
+
+/// Who may go to, and be shared with, another thread; and that a device can stand behind a `dyn` where speed does not
+/// matter.
+mod threads {
+    use static_assertions::{assert_impl_all, assert_not_impl_any, assert_obj_safe};
+    use verbring_sys::local::Local;
+
+    assert_obj_safe!(crate::Device);
+    assert_impl_all!(crate::Window: Send, Sync);
+    assert_impl_all!(crate::Remote: Send, Sync, Copy);
+    assert_impl_all!(crate::Port: Send);
+    assert_not_impl_any!(crate::Port: Sync, Clone);
+    assert_impl_all!(crate::Engine<Local>: Send);
+    assert_not_impl_any!(crate::Engine<Local>: Sync, Clone);
+    #[cfg(feature = "shm")]
+    assert_impl_all!(crate::Engine<crate::Shm>: Send);
+}

@@ -20,8 +20,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use verbring::{
-    Clock, Completion, Config, Notice, Opts, Pages, PeerId, REMOTE_BYTES, Region, RegionOptions, Remote, RemoteKey,
-    Rights, ShmEngine, SizeClass, Status, WaitError, Window, open_shm,
+    Clock, Completion, Config, DeviceError, EngineError, Notice, Opts, Pages, PeerId, PeerState, REMOTE_BYTES, Region,
+    RegionOptions, Remote, RemoteKey, Rights, ShmEngine, SizeClass, Status, WaitError, Window, open_shm,
 };
 use verbring_sys::cpu;
 
@@ -199,9 +199,27 @@ impl End {
         Ok(End { engine, clock, peer: None, now: 0, yields: false, mail: None, is_receiving: false })
     }
 
-    /// Tries for `time` to connect.
-    pub(crate) fn connect(&mut self, name: &str, time: Duration) -> Result<(), PerfError> {
-        self.peer = Some(self.engine.connect_wait(name, &self.clock, time)?);
+    /// Connects. While nobody listens under `name` it tries again, for `time` and as long as `go_on` has no objection.
+    pub(crate) fn connect(
+        &mut self,
+        name: &str,
+        time: Duration,
+        mut go_on: impl FnMut() -> Result<(), PerfError>,
+    ) -> Result<(), PerfError> {
+        let until = Instant::now() + time;
+        let peer = loop {
+            match self.engine.connect(name, self.clock.now()) {
+                Ok(peer) => break peer,
+                Err(EngineError::Device(DeviceError::NoSuchName)) if Instant::now() < until => go_on()?,
+                Err(error) => return Err(WaitError::Engine(error).into()),
+            }
+            thread::sleep(Duration::from_millis(1));
+        };
+        self.peer = Some(peer);
+        let mut idle = Idle::default();
+        while self.engine.peer_state(peer) == Some(PeerState::Connecting) {
+            self.idle(&mut idle, Some(PATIENCE))?;
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The end that measures.
 
-use verbring::{RemoteKey, Sqe, SqeFlags};
+use verbring::{Local, RemoteKey, Sqe, SqeFlags, Target};
 
 use super::courier::Courier;
 use super::definitions::{Kind, Unit};
@@ -8,7 +8,7 @@ use super::ends::{self, End, Message, Sizes, Windows};
 use super::measure::{Times, measure};
 use super::pattern::{self, Part};
 use super::report::Figures;
-use super::rows::{Place, Row};
+use super::rows::{Place, Row, Walk};
 use super::{PerfError, Verdict};
 
 /// A core in a message: 0 is none.
@@ -44,14 +44,14 @@ pub(crate) struct Origin {
     pub(crate) their_core: Option<usize>,
 }
 
+/// `Sqe::put` or `Sqe::get`.
+type Make = fn(Local, Target) -> Sqe;
+
 /// What a test goes on with from one operation to the next.
 struct Run<'a> {
     origin: &'a mut Origin,
     row: &'a Row,
-    /// The next slot, and its offsets here and there.
-    slot: u32,
-    local: u64,
-    remote: u64,
+    walk: Walk,
     /// Rounds, or atomics.
     count: u64,
 }
@@ -97,8 +97,7 @@ impl Origin {
         if row.test.kind.is_ping_pong() {
             self.end.ask(&Message::of_row(ends::Kind::Echo, row, 0), ends::Kind::Done)?;
         }
-        let mut run = Run { origin: self, row, slot: 0, local: 0, remote: 0, count: 0 };
-        run.rewind();
+        let mut run = Run { origin: self, row, walk: Walk::new(row.layout), count: 0 };
         let times = run.times(iters)?;
         let count = run.count;
         let verdict = self.verify(row, count)?;
@@ -169,30 +168,6 @@ impl Run<'_> {
         }
     }
 
-    /// Back to the first slot.
-    #[inline(always)]
-    fn rewind(&mut self) {
-        self.slot = 0;
-        self.local = self.row.layout.at(Place::Local, 0);
-        self.remote = self.row.layout.at(Place::Remote, 0);
-    }
-
-    /// The entry for the next slot.
-    #[inline(always)]
-    fn next(&mut self, make: fn(verbring::Local, verbring::Target) -> Sqe) -> Sqe {
-        let from = self.origin.windows.outbox.slice(self.local, self.row.layout.size);
-        let sqe = make(from, self.origin.theirs.at(self.remote));
-        self.slot += 1;
-        if self.slot == self.row.layout.slots {
-            self.rewind();
-        } else {
-            let stride = self.row.layout.stride();
-            self.local += stride;
-            self.remote += stride;
-        }
-        sqe
-    }
-
     #[inline(always)]
     fn push(&mut self, sqe: Sqe) -> Result<(), PerfError> {
         self.origin.end.engine.push(sqe).map_err(PerfError::Push)
@@ -207,44 +182,57 @@ impl Run<'_> {
         if came { Ok(()) } else { Err(PerfError::Protocol("it says something in the middle of a test")) }
     }
 
+    /// Pushes an entry for each of the next slots.
     #[inline(always)]
-    fn alone(&mut self, make: fn(verbring::Local, verbring::Target) -> Sqe) -> Result<(), PerfError> {
-        let sqe = self.next(make);
-        self.push(sqe)?;
+    fn push_next(&mut self, count: u32, flags: SqeFlags, make: Make) -> Result<(), PerfError> {
+        let Origin { end, windows, theirs, .. } = &mut *self.origin;
+        // In locals, for the compiler cannot know that a ring does not lie on top of `self`.
+        let (mut walk, size, theirs) = (self.walk, self.row.layout.size, *theirs);
+        for _ in 0..count {
+            let (local, remote) = walk.step();
+            let sqe = make(windows.outbox.slice(local, size), theirs.at(remote));
+            end.engine.push(sqe.flags(flags)).map_err(PerfError::Push)?;
+        }
+        self.walk = walk;
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn alone(&mut self, make: Make) -> Result<(), PerfError> {
+        self.push_next(1, SqeFlags::empty(), make)?;
         self.origin.end.finish(1)?;
         Ok(())
     }
 
     /// The last one's completion says that all are done: they are of one class.
     #[inline(always)]
-    fn window(&mut self, make: fn(verbring::Local, verbring::Target) -> Sqe) -> Result<(), PerfError> {
-        for _ in 1..self.row.batch {
-            let sqe = self.next(make).flags(SqeFlags::SILENT);
-            self.push(sqe)?;
-        }
+    fn window(&mut self, make: Make) -> Result<(), PerfError> {
+        self.push_next(self.row.batch - 1, SqeFlags::SILENT, make)?;
         self.alone(make)
     }
 
     #[inline(always)]
     fn batch(&mut self) -> Result<(), PerfError> {
-        for _ in 0..self.row.batch {
-            let sqe = self.next(Sqe::put);
-            self.push(sqe)?;
-        }
+        self.push_next(self.row.batch, SqeFlags::empty(), Sqe::put)?;
         self.origin.end.finish(self.row.batch)?;
         Ok(())
     }
 
+    /// Atomics go to the first word.
+    #[inline(always)]
+    fn word(&self) -> Target {
+        self.origin.theirs.at(self.row.layout.at(Place::Remote, 0))
+    }
+
     #[inline(always)]
     fn fetch_add(&mut self) -> Result<(), PerfError> {
-        self.push(Sqe::fetch_add(self.origin.theirs.at(self.remote), 1))?;
+        self.push(Sqe::fetch_add(self.word(), 1))?;
         self.old_value()
     }
 
     #[inline(always)]
     fn compare_swap(&mut self) -> Result<(), PerfError> {
-        let target = self.origin.theirs.at(self.remote);
-        self.push(Sqe::compare_swap(target, self.count, self.count + 1))?;
+        self.push(Sqe::compare_swap(self.word(), self.count, self.count + 1))?;
         self.old_value()
     }
 

@@ -58,6 +58,36 @@ impl Layout {
     }
 }
 
+/// Goes from slot to slot, round and round. All that a step needs is at hand, and small enough for registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Walk {
+    first: (u64, u64),
+    next: (u64, u64),
+    stride: u64,
+    slots: u32,
+    left: u32,
+}
+
+impl Walk {
+    /// A walk that begins at the first slot.
+    pub(crate) fn new(layout: Layout) -> Walk {
+        let first = (layout.at(Place::Local, 0), layout.at(Place::Remote, 0));
+        Walk { first, next: first, stride: layout.stride(), slots: layout.slots, left: layout.slots }
+    }
+
+    /// The offsets of the next slot, local and remote.
+    #[inline(always)]
+    pub(crate) fn step(&mut self) -> (u64, u64) {
+        let here = self.next;
+        self.left -= 1;
+        self.next = (here.0 + self.stride, here.1 + self.stride);
+        if self.left == 0 {
+            (self.next, self.left) = (self.first, self.slots);
+        }
+        here
+    }
+}
+
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
@@ -215,6 +245,15 @@ mod tests {
                 assert!(layout.end(place, 4) + 8 <= layout.extent(), "room for the signal");
             }
             assert!(size < 4096 || !layout.stride().is_multiple_of(4096));
+        }
+    }
+
+    #[test]
+    fn a_walk_goes_round() {
+        let layout = Layout { size: 100, slots: 3 };
+        let mut walk = Walk::new(layout);
+        for i in 0..10 {
+            assert_eq!(walk.step(), (layout.at(Place::Local, i % 3), layout.at(Place::Remote, i % 3)));
         }
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use rustix::io::Errno;
+use verbring::Status;
 
 use super::{Stop, told};
 use crate::files::{CHUNK, Opened, Progress, chunk_len, chunks, say};
@@ -148,6 +149,8 @@ impl Part {
     pub(super) fn explain(&self, stop: Stop, server: &str) -> String {
         let shown = self.output.part.display();
         match stop {
+            // What is there is of a file that is no more.
+            Stop::Status(Status::StaleEpoch) => told(Status::StaleEpoch, server),
             Stop::Status(status) => format!("{} ({shown} is kept)", told(status, server)),
             Stop::Other(what) => what,
             Stop::Write(error) => match Errno::from_io_error(&error) {
