@@ -22,7 +22,7 @@ macro_rules! benches {
         $(
             #[library_benchmark(config = limit($limit))]
             #[bench::run(args = (), setup = ready)]
-            fn $name(mut ready: Ready<Local>) -> (u64, Ready<Local>) {
+            fn $name(mut ready: Box<Ready<Local>>) -> (u64, Box<Ready<Local>>) {
                 (black_box(batch(&mut ready, black_box($count), $make)), ready)
             }
         )+
@@ -31,13 +31,13 @@ macro_rules! benches {
 }
 
 benches! {
-    put_alone, 1, put, 1000;
-    put_in_32, 32, put, 100000;
-    put_in_100, 100, put, 100000;
-    put_silent_in_100, 100, put_silent, 100000;
-    put_word_in_100, 100, put_word, 100000;
-    get_in_100, 100, get, 100000;
-    fetch_add_in_100, 100, fetch_add, 100000;
+    put_alone, 1, put, 543;
+    put_in_32, 32, put, 10124;
+    put_in_100, 100, put, 31140;
+    put_silent_in_100, 100, put_silent, 22264;
+    put_word_in_100, 100, put_word, 28693;
+    get_in_100, 100, get, 31650;
+    fetch_add_in_100, 100, fetch_add, 28896;
 }
 
 main!(library_benchmark_groups = hot_path);

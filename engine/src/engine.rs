@@ -458,125 +458,144 @@ impl<D: Device> Engine<D> {
 
     fn submit_port(&mut self, index: usize, now: u64) -> u32 {
         let Some(port) = self.ports.get_mut(index) else { return 0 };
-        let room = port.end.cq_room(port.owed, WANTED_ROOM);
+        // The ring's end is a local of the loop: what the copy routines write could, for all the compiler knows, be
+        // `self`, and it would be loaded anew for each entry. Whoever else needs it gets it back first.
+        let mut end = port.end;
+        let room = end.cq_room(port.owed, WANTED_ROOM);
+        let mut has_chain = port.chain.is_some();
         let mut taken = 0;
         while taken < room {
-            let Some(port) = self.ports.get_mut(index) else { break };
-            let Some(sqe) = port.end.take() else { break };
+            let Some(sqe) = end.take() else { break };
             taken += 1;
             // The way of most: a plain operation to a peer that nothing is held for, outside of any chain.
             let class = (sqe.class_bits() & (CLASSES as u8 - 1)) as usize;
             let peer = self.peers.table.at(crate::key::index(sqe.peer()));
-            let is_plain = is_plain(&sqe) && port.chain.is_none();
-            if is_plain && peer.open[class] == sqe.peer() && sqe.peer() != 0 {
-                let flight = self.flights.next_free();
-                if flight != NONE {
-                    let started = self.start(&sqe, peer.qp(class), self.flights.wr_id(flight, 0));
-                    if let Started::Done(value) = started {
-                        self.complete(index, &sqe, Status::Success, 0, value);
-                    } else {
-                        self.after_start(index, &sqe, started, u64::MAX, 0);
-                    }
+            let flight = self.flights.next_free();
+            if is_plain(&sqe) && peer.open[class] == sqe.peer() && sqe.peer() != 0 && !has_chain && flight != NONE {
+                let started = self.start(&sqe, peer.qp(class), self.flights.wr_id(flight, 0));
+                if let Started::Done(value) = started
+                    && sqe.flag_bits() & BUF == 0
+                {
+                    end.complete_done(&sqe, value);
                     continue;
                 }
+                self.give_back(index, end);
+                self.after_start(index, &copy_of(&sqe), started, u64::MAX, 0);
+            } else {
+                self.give_back(index, end);
+                self.submit_slow(index, copy_of(&sqe), now);
             }
-            self.submit_slow(index, sqe, now);
+            let Some(port) = self.ports.get(index) else { break };
+            (end, has_chain) = (port.end, port.chain.is_some());
         }
-        if let Some(port) = self.ports.get_mut(index) {
-            port.end.tell();
-        }
+        end.tell();
+        self.give_back(index, end);
         taken
+    }
+
+    /// Puts the end of a port's ring back where everybody finds it.
+    #[inline(always)]
+    fn give_back(&mut self, index: usize, end: EngineEnd) {
+        if let Some(port) = self.ports.get_mut(index) {
+            port.end = end;
+        }
     }
 
     /// Checks the memory that an entry names, and gives its work to the device.
     #[inline(always)]
     pub(crate) fn start(&mut self, sqe: &Sqe, qp: Qp, wr_id: u64) -> Started {
-        let mut wr = Wr {
-            wr_id,
-            op: WrOp::Put,
-            len: sqe.len(),
-            rkey: 0,
-            imm: 0,
-            local: core::ptr::null_mut(),
-            local_mr: Mr(0),
-            remote: 0,
-            operand: sqe.operand(),
-            second: sqe.local(),
-        };
-        let Some(opcode) = Opcode::from_raw(sqe.opcode()) else { return Started::Refused(Status::BadOpcode) };
-        // The remote side, then the local one.
-        let access = match opcode {
-            Opcode::Put | Opcode::PutSignal => Access::Write,
-            Opcode::PutInline => {
-                wr.op = WrOp::PutInline;
-                (wr.operand, wr.second) = (sqe.local(), sqe.operand());
-                if wr.len > MAX_INLINE {
-                    return Started::Refused(Status::BadLength);
-                }
-                Access::Write
+        // One arm an operation, so that each is compiled for itself; the commonest first.
+        let opcode = sqe.opcode();
+        if opcode == Opcode::Put as u8 {
+            return self.start_transfer(sqe, qp, wr_id, WrOp::Put, Access::Write);
+        }
+        if opcode == Opcode::Get as u8 {
+            return self.start_transfer(sqe, qp, wr_id, WrOp::Get, Access::Read);
+        }
+        let wr = Wr { wr_id, len: sqe.len(), ..NO_WR };
+        if opcode == Opcode::PutInline as u8 {
+            if wr.len > MAX_INLINE {
+                return Started::Refused(Status::BadLength);
             }
-            Opcode::Get => {
-                wr.op = WrOp::Get;
-                Access::Read
-            }
-            Opcode::FetchAdd | Opcode::CompareSwap | Opcode::Swap => {
-                wr.op = match opcode {
-                    Opcode::FetchAdd => WrOp::FetchAdd,
-                    Opcode::CompareSwap => WrOp::CompareSwap,
-                    _ => WrOp::Swap,
-                };
-                wr.len = 8;
-                if !sqe.offset().is_multiple_of(8) {
-                    return Started::Refused(Status::Misaligned);
-                }
-                Access::Atomic
-            }
-            _ => return self.start_other(sqe, opcode, qp, wr),
-        };
-        let remote = self.imports.at(index(sqe.key()));
-        let Some(address) = remote.resolve(sqe.words[1], access, sqe.offset(), wr.len) else {
-            return Started::Refused(self.why_not_remote(sqe, access));
-        };
-        wr.remote = address;
-        wr.rkey = remote.device_key;
-        if matches!(opcode, Opcode::Put | Opcode::Get | Opcode::PutSignal) {
-            let local = self.locals.at(index(sqe.lkey()));
-            // Own memory may be both source and sink.
-            let Some(address) = local.resolve(u64::from(sqe.lkey()), Access::Read, sqe.local(), wr.len) else {
-                return Started::Refused(self.why_not_local(sqe));
+            let Some((remote, rkey)) = self.remote_of(sqe, Access::Write, wr.len) else {
+                return Started::Refused(self.why_not_remote(&copy_of(sqe), Access::Write));
             };
-            wr.local = address as *mut u8;
-            wr.local_mr = Mr(local.device_key);
+            let wr = Wr { op: WrOp::PutInline, remote, rkey, operand: sqe.local(), second: sqe.operand(), ..wr };
+            // SAFETY: the range was checked against a live import.
+            return started(unsafe { self.device.post(qp, &wr) });
         }
-        if opcode == Opcode::PutSignal {
-            return self.start_put_signal(sqe, qp, &wr);
+        if (Opcode::FetchAdd as u8..=Opcode::Swap as u8).contains(&opcode) {
+            if !sqe.offset().is_multiple_of(8) {
+                return Started::Refused(Status::Misaligned);
+            }
+            let Some((remote, rkey)) = self.remote_of(sqe, Access::Atomic, 8) else {
+                return Started::Refused(self.why_not_remote(&copy_of(sqe), Access::Atomic));
+            };
+            let wr = Wr { len: 8, remote, rkey, operand: sqe.operand(), second: sqe.local(), ..wr };
+            // SAFETY: the word was checked against a live import, and is aligned, as regions are.
+            return started(unsafe {
+                match opcode {
+                    FETCH_ADD => self.device.post(qp, &Wr { op: WrOp::FetchAdd, ..wr }),
+                    COMPARE_SWAP => self.device.post(qp, &Wr { op: WrOp::CompareSwap, ..wr }),
+                    _ => self.device.post(qp, &Wr { op: WrOp::Swap, ..wr }),
+                }
+            });
         }
-        // SAFETY: both ranges were checked against live registrations; the words are aligned, as regions are. The local
-        // bytes are a Window's, or a block that was lent to this operation.
+        if opcode == Opcode::PutSignal as u8 {
+            return self.start_put_signal(&copy_of(sqe), qp, wr_id);
+        }
+        self.start_other(&copy_of(sqe), qp, wr_id)
+    }
+
+    /// A put or a get.
+    #[inline(always)]
+    fn start_transfer(&mut self, sqe: &Sqe, qp: Qp, wr_id: u64, op: WrOp, access: Access) -> Started {
+        let Some((remote, rkey)) = self.remote_of(sqe, access, sqe.len()) else {
+            return Started::Refused(self.why_not_remote(&copy_of(sqe), access));
+        };
+        let Some((local, local_mr)) = self.local_of(sqe) else {
+            return Started::Refused(self.why_not_local(&copy_of(sqe)));
+        };
+        let wr = Wr { wr_id, op, len: sqe.len(), remote, rkey, local, local_mr, ..NO_WR };
+        // SAFETY: both ranges were checked against live registrations. The local bytes are a Window's, or a block that
+        // was lent to this operation.
         started(unsafe { self.device.post(qp, &wr) })
+    }
+
+    /// The address and device key of an entry's remote range.
+    #[inline(always)]
+    fn remote_of(&self, sqe: &Sqe, access: Access, len: u32) -> Option<(u64, u32)> {
+        let memory = self.imports.at(index(sqe.key()));
+        Some((memory.resolve(sqe.words[1], access, sqe.offset(), len)?, memory.device_key))
+    }
+
+    /// The address and registration of an entry's local range. Own memory may be both source and sink.
+    #[inline(always)]
+    fn local_of(&self, sqe: &Sqe) -> Option<(*mut u8, Mr)> {
+        let memory = self.locals.at(index(sqe.lkey()));
+        let address = memory.resolve(u64::from(sqe.lkey()), Access::Read, sqe.local(), sqe.len())?;
+        Some((address as *mut u8, Mr(memory.device_key)))
     }
 
     /// The rest of `start`: what names no import.
     #[inline(never)]
-    fn start_other(&mut self, sqe: &Sqe, opcode: Opcode, qp: Qp, mut wr: Wr) -> Started {
-        (wr.op, wr.imm) = match opcode {
-            Opcode::Send => (WrOp::Send, sqe.aux()),
-            Opcode::Recv => (WrOp::Recv, 0),
-            Opcode::Flush => (WrOp::Flush, 0),
+    fn start_other(&mut self, sqe: &Sqe, qp: Qp, wr_id: u64) -> Started {
+        let mut wr = Wr { wr_id, len: sqe.len(), ..NO_WR };
+        (wr.op, wr.imm) = match Opcode::from_raw(sqe.opcode()) {
+            Some(Opcode::Send) => (WrOp::Send, sqe.aux()),
+            Some(Opcode::Recv) => (WrOp::Recv, 0),
+            Some(Opcode::Flush) => (WrOp::Flush, 0),
             _ => return Started::Refused(Status::BadOpcode),
         };
-        if opcode == Opcode::Flush {
+        if wr.op == WrOp::Flush {
             wr.len = 0;
+        } else if wr.op == WrOp::Send && wr.len > self.device.caps().max_send {
+            return Started::Refused(Status::BadLength);
         } else {
-            if opcode == Opcode::Send && wr.len > self.device.caps().max_send {
-                return Started::Refused(Status::BadLength);
-            }
-            let local = self.locals.at(index(sqe.lkey()));
-            let Some(address) = local.resolve(u64::from(sqe.lkey()), Access::Read, sqe.local(), wr.len) else {
+            let Some((local, local_mr)) = self.local_of(sqe) else {
                 return Started::Refused(self.why_not_local(sqe));
             };
-            wr.local = address as *mut u8;
-            wr.local_mr = Mr(local.device_key);
+            (wr.local, wr.local_mr) = (local, local_mr);
         }
         // SAFETY: as in `start`.
         started(unsafe { self.device.post(qp, &wr) })
@@ -584,8 +603,15 @@ impl<D: Device> Engine<D> {
 
     /// A put and the signal behind it. Where the device does not keep them in order, the signal waits for the put, and
     /// for all before it.
-    #[inline(always)]
-    fn start_put_signal(&mut self, sqe: &Sqe, qp: Qp, put: &Wr) -> Started {
+    #[inline(never)]
+    fn start_put_signal(&mut self, sqe: &Sqe, qp: Qp, wr_id: u64) -> Started {
+        let Some((remote, rkey)) = self.remote_of(sqe, Access::Write, sqe.len()) else {
+            return Started::Refused(self.why_not_remote(sqe, Access::Write));
+        };
+        let Some((local, local_mr)) = self.local_of(sqe) else {
+            return Started::Refused(self.why_not_local(sqe));
+        };
+        let put = &Wr { wr_id, len: sqe.len(), remote, rkey, local, local_mr, ..NO_WR };
         let Some(signal) = self.signal_of(sqe, put.wr_id) else {
             return Started::Refused(self.why_not_signal(sqe));
         };
@@ -637,18 +663,11 @@ impl<D: Device> Engine<D> {
     #[inline(always)]
     pub(crate) fn complete(&mut self, port: usize, sqe: &Sqe, status: Status, imm: u32, value: u64) {
         let Some(port) = self.ports.get_mut(port) else { return };
-        let flags = sqe.flag_bits();
-        if flags & (SILENT | BUF) == 0 {
-            let opcode = sqe.opcode();
-            let has_value = (FIRST_WITH_VALUE..=LAST_WITH_VALUE).contains(&opcode);
-            let flag = if has_value { VALUE } else { 0 };
-            port.end.complete(sqe.cookie(), status as u16, flag, imm, value);
-        } else if flags & BUF == 0 {
-            if !status.is_success() {
-                port.end.complete(sqe.cookie(), status as u16, 0, imm, 0);
-            }
-        } else {
+        if sqe.flag_bits() & BUF != 0 {
             port.complete_block(sqe, status, imm, value);
+        } else if sqe.flag_bits() & SILENT == 0 || !status.is_success() {
+            let flag = if has_value(sqe.opcode()) { VALUE } else { 0 };
+            port.end.complete(sqe.cookie(), status as u16, flag, imm, value);
         }
     }
 
@@ -734,9 +753,28 @@ fn is_plain(sqe: &Sqe) -> bool {
     flags & NOT_PLAIN[(sqe.opcode() & 15) as usize] == 0 && rest == 0 && sqe.deadline_units() == 0
 }
 
-const FIRST_WITH_VALUE: u8 = Opcode::Recv as u8;
-const LAST_WITH_VALUE: u8 = Opcode::Swap as u8;
-const _: () = assert!(Opcode::Recv as u8 == 6 && Opcode::FetchAdd as u8 == 7 && Opcode::CompareSwap as u8 == 8);
+/// What an operation does not set in its work request.
+const NO_WR: Wr = Wr {
+    wr_id: 0,
+    op: WrOp::Put,
+    len: 0,
+    rkey: 0,
+    imm: 0,
+    local: core::ptr::null_mut(),
+    local_mr: Mr(0),
+    remote: 0,
+    operand: 0,
+    second: 0,
+};
+
+const FETCH_ADD: u8 = Opcode::FetchAdd as u8;
+const COMPARE_SWAP: u8 = Opcode::CompareSwap as u8;
+
+/// A copy for a call that is not inlined: the original has no address then, and stays in registers.
+#[inline(always)]
+fn copy_of(sqe: &Sqe) -> Sqe {
+    *sqe
+}
 
 #[inline(always)]
 fn started(posted: Posted) -> Started {
@@ -745,6 +783,25 @@ fn started(posted: Posted) -> Started {
         Posted::Pending => Started::Posted { parts: 1, needs_signal: false, fate: None },
         Posted::Full => Started::Full,
         Posted::Refused(status) => Started::Refused(status),
+    }
+}
+
+/// Whether a completion of this opcode carries a value: receives and atomics.
+#[inline(always)]
+const fn has_value(opcode: u8) -> bool {
+    opcode >= Opcode::Recv as u8 && opcode <= Opcode::Swap as u8
+}
+
+const _: () = assert!(Opcode::Recv as u8 == 6 && FETCH_ADD == 7 && COMPARE_SWAP == 8 && Opcode::Swap as u8 == 9);
+
+impl EngineEnd {
+    /// The completion of an entry without a block that was done at once.
+    #[inline(always)]
+    fn complete_done(&mut self, sqe: &Sqe, value: u64) {
+        if sqe.flag_bits() & SILENT == 0 {
+            let flag = if has_value(sqe.opcode()) { VALUE } else { 0 };
+            self.complete(sqe.cookie(), Status::Success as u16, flag, 0, value);
+        }
     }
 }
 

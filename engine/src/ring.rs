@@ -276,6 +276,7 @@ impl AppEnd {
 }
 
 /// The engine's end.
+#[derive(Clone, Copy)]
 pub(crate) struct EngineEnd {
     parts: Parts,
     sq_head: u32,
