@@ -225,4 +225,28 @@ mod tests {
         let error = parse_test("put_latency").unwrap_err();
         assert!(error.contains("put_lat,") && error.contains("cswap"), "{error}");
     }
+
+    /// docs/PERFORMANCE.md holds these definitions, to the letter. `VERBRING_BLESS=1` writes them.
+    #[test]
+    fn the_document_says_the_same() {
+        const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PERFORMANCE.md");
+        const BEGIN: &str = "<!-- definitions: generated from cli/src/perf/definitions.rs -->\n";
+        const END: &str = "<!-- end of definitions -->";
+        let mut table = String::from("| test | unit | what |\n|---|---|---|\n");
+        for test in TESTS {
+            table += &format!("| {} | {} | {} |\n", test.name, test.unit.name(), test.definition);
+        }
+        table += "\n";
+        for line in COMMON.lines() {
+            table += &format!("* {line}\n");
+        }
+        let text = std::fs::read_to_string(PATH).unwrap();
+        let (before, rest) = text.split_once(BEGIN).expect("the mark where the definitions begin");
+        let (is, after) = rest.split_once(END).expect("the mark where they end");
+        if std::env::var_os("VERBRING_BLESS").is_some() {
+            std::fs::write(PATH, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
+        } else {
+            assert_eq!(is, table, "VERBRING_BLESS=1 cargo test -p verbring-cli writes it");
+        }
+    }
 }
