@@ -48,12 +48,10 @@ fn a_killed_end_is_an_error() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let children = format!("/proc/{0}/task/{0}/children", parent.id());
     let until = Instant::now() + Duration::from_secs(30);
     let child: i32 = loop {
-        let text = std::fs::read_to_string(&children).unwrap_or_default();
-        if let Some(child) = text.split_whitespace().next() {
-            break child.parse().unwrap();
+        if let Some(child) = child_of(parent.id()) {
+            break child;
         }
         assert!(Instant::now() < until, "no child");
         std::thread::sleep(Duration::from_millis(5));
@@ -68,4 +66,14 @@ fn a_killed_end_is_an_error() {
     let out = parent.wait_with_output().unwrap();
     assert!(!out.status.success());
     assert!(String::from_utf8_lossy(&out.stderr).contains("signal 9"), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// The first child of a process, by the fourth field of proc_pid_stat(5).
+fn child_of(parent: u32) -> Option<i32> {
+    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+        (fields.get(1)?.parse() == Ok(parent)).then_some(pid)
+    })
 }
