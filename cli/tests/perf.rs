@@ -43,7 +43,7 @@ fn bad_arguments_are_explained() {
 #[test]
 fn a_killed_end_is_an_error() {
     let mut parent = Command::new(env!("CARGO_BIN_EXE_verbring"))
-        .args(["perf", "--test", "put_flush", "--size", "8", "--iters", "100000000"])
+        .args(["perf", "--test", "put_lat", "--size", "8", "--iters", "10000000"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -53,6 +53,7 @@ fn a_killed_end_is_an_error() {
         if let Some(child) = child_of(parent.id()) {
             break child;
         }
+        assert!(parent.try_wait().unwrap().is_none(), "it ended before it was killed");
         assert!(Instant::now() < until, "no child");
         std::thread::sleep(Duration::from_millis(5));
     };
