@@ -185,7 +185,7 @@ impl Header {
         if unsafe { this.as_ref() }.survivors.fetch_sub(1, Ordering::AcqRel) == 1 {
             // SAFETY: the count fell to 0, which it does once, after the slab closed: nobody else is left. The arena is
             // moved out before its memory, in which the header lies, goes with it.
-            drop(unsafe { core::ptr::addr_of!((*this.as_ptr()).arena).read() });
+            let _arena = unsafe { core::ptr::addr_of!((*this.as_ptr()).arena).read() };
         }
     }
 }

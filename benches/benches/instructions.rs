@@ -31,13 +31,13 @@ macro_rules! benches {
 }
 
 benches! {
-    put_alone, 1, put, 543;
-    put_in_32, 32, put, 10124;
-    put_in_100, 100, put, 31140;
-    put_silent_in_100, 100, put_silent, 22264;
-    put_word_in_100, 100, put_word, 28693;
-    get_in_100, 100, get, 31650;
-    fetch_add_in_100, 100, fetch_add, 28896;
+    put_alone, 1, put, 470;
+    put_in_32, 32, put, 7743;
+    put_in_100, 100, put, 23696;
+    put_silent_in_100, 100, put_silent, 16349;
+    put_word_in_100, 100, put_word, 33591;
+    get_in_100, 100, get, 36344;
+    fetch_add_in_100, 100, fetch_add, 34100;
 }
 
 main!(library_benchmark_groups = hot_path);

@@ -13,11 +13,11 @@ use verbring_sys::{CLASSES, Device, DeviceError, Link, Memory as DeviceMemory, M
 
 use crate::access::{ImportInfo, WindowInfo};
 use crate::cqe::{BLOCK, VALUE, block};
-use crate::flight::{Flights, MAX_FLIGHTS, NONE};
+use crate::flight::{Flights, MAX_FLIGHTS};
 use crate::key::{Access, MAX_INDEX, Memory, PeerId, RemoteKey, index};
-use crate::peer::{Peer, PeerState, Peers};
+use crate::peer::{MIN_PEERS, Peer, PeerState, Peers};
 use crate::port::{Keep, Port};
-use crate::ring::{AppEnd, EngineEnd, MAX_ENTRIES, Parts, ring_bytes};
+use crate::ring::{AppEnd, EngineEnd, Entry, MAX_ENTRIES, Parts, ring_bytes};
 use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
 
 /// Ports of an engine, its own included.
@@ -72,10 +72,10 @@ impl Config {
     /// The bytes of an arena that such an engine takes.
     pub const fn bytes(&self) -> usize {
         let windows = Table::<Memory>::capacity_for(self.max_windows);
-        let peers = Table::<Peer>::capacity_for(self.max_peers);
+        let peers = Table::<Peer>::capacity_for(if self.max_peers < MIN_PEERS { MIN_PEERS } else { self.max_peers });
         ring_bytes(self.sq_entries.next_power_of_two(), self.cq_entries.next_power_of_two())
             + Flights::bytes(self.max_outstanding)
-            + Table::<Peer>::bytes(self.max_peers)
+            + Table::<Peer>::bytes(peers)
             + Table::<u64>::bytes(peers.div_ceil(64))
             + Table::<Memory>::bytes(self.max_windows)
             + Table::<WindowInfo>::bytes(self.max_windows)
@@ -309,7 +309,7 @@ impl<D: Device> Engine<D> {
             // Without std the port has nothing to keep the arena with.
             return Err(EngineError::NotStatic);
         }
-        let peers = Table::<Peer>::capacity_for(config.max_peers);
+        let peers = Table::<Peer>::capacity_for(config.max_peers.max(MIN_PEERS));
         let windows = Table::<Memory>::capacity_for(config.max_windows);
         let (sq, cq) = (config.sq_entries.next_power_of_two(), config.cq_entries.next_power_of_two());
         // SAFETY: the engine and its port keep the arena as long as they use what is carved here.
@@ -317,7 +317,7 @@ impl<D: Device> Engine<D> {
             (
                 Rings::carve(&mut arena, sq, cq)?,
                 Peers {
-                    table: arena.table(peers, |_| Peer::NONE)?,
+                    table: arena.table(peers, Peer::free)?,
                     waiting: arena.table(peers.div_ceil(64), |_| 0)?,
                     waiting_count: 0,
                 },
@@ -465,32 +465,94 @@ impl<D: Device> Engine<D> {
         let mut has_chain = port.chain.is_some();
         let mut taken = 0;
         while taken < room {
-            let Some(sqe) = end.take() else { break };
+            // Of the ring's memory, not of `end`, which changes below.
+            let parts = end;
+            let Some(entry) = parts.peek() else { break };
             taken += 1;
-            // The way of most: a plain operation to a peer that nothing is held for, outside of any chain.
-            let class = (sqe.class_bits() & (CLASSES as u8 - 1)) as usize;
-            let peer = self.peers.table.at(crate::key::index(sqe.peer()));
-            let flight = self.flights.next_free();
-            if is_plain(&sqe) && peer.open[class] == sqe.peer() && sqe.peer() != 0 && !has_chain && flight != NONE {
-                let started = self.start(&sqe, peer.qp(class), self.flights.wr_id(flight, 0));
-                if let Started::Done(value) = started
-                    && sqe.flag_bits() & BUF == 0
-                {
-                    end.complete_done(&sqe, value);
-                    continue;
+            // The commonest entry has a way of its own, which loads a word where it needs it.
+            let put = if has_chain { None } else { self.put_now(&entry) };
+            if let Some(Ok(())) = put {
+                if entry.first >> 40 & u64::from(SILENT) == 0 {
+                    end.complete(entry.word::<4>(), Status::Success as u16, 0, 0, 0);
                 }
-                self.give_back(index, end);
-                self.after_start(index, &copy_of(&sqe), started, u64::MAX, 0);
-            } else {
-                self.give_back(index, end);
-                self.submit_slow(index, copy_of(&sqe), now);
+                end.pass();
+                continue;
             }
+            let (sqe, begun) = match put {
+                Some(Err((sqe, started))) => (sqe, Some(started)),
+                _ => (entry.load(), None),
+            };
+            end.pass();
+            self.give_back(index, end);
+            self.submit_other(index, &sqe, begun, has_chain, now);
             let Some(port) = self.ports.get(index) else { break };
             (end, has_chain) = (port.end, port.chain.is_some());
         }
         end.tell();
         self.give_back(index, end);
         taken
+    }
+
+    /// A put that nothing holds: done, or begun, with the entry as it was read. None, and nothing was done, if the entry is
+    /// not such a put, or is wrong: it has to be looked at closer.
+    #[inline(always)]
+    fn put_now(&mut self, entry: &Entry<'_>) -> Option<Result<(), (Sqe, Started)>> {
+        const FREE_BITS: u64 = (SILENT as u64) << 8 | (CLASSES as u64 - 1) << 16;
+        let first = entry.first;
+        if first >> 32 & !FREE_BITS != Opcode::Put as u64 {
+            return None;
+        }
+        let class = (first >> 48) as usize & (CLASSES - 1);
+        let (target, source, third) = (entry.word::<1>(), entry.word::<2>(), entry.word::<3>());
+        let (peer_id, key) = (target as u32, (target >> 32) as u32);
+        // Tables mask what they are asked for, so an id needs no masking before.
+        let peer = self.peers.table.at(peer_id);
+        if peer.open[class] != peer_id || self.flights.is_full() || third as u32 != 0 {
+            return None;
+        }
+        let (lkey, len) = (source as u32, (source >> 32) as u32);
+        let remote = self.imports.at(key);
+        let (remote_offset, local_offset) = (entry.word::<5>(), entry.word::<6>());
+        let address = remote.resolve(target, Access::Write, remote_offset, len)?;
+        let memory = self.locals.at(lkey);
+        let local = memory.resolve(u64::from(lkey), Access::Read, local_offset, len)?;
+        let wr = Wr {
+            wr_id: self.flights.next_wr_id(),
+            len,
+            remote: address,
+            rkey: remote.device_key,
+            local: local as *mut u8,
+            local_mr: Mr(memory.device_key),
+            ..NO_WR
+        };
+        // SAFETY: both ranges were checked against live registrations. The local bytes are a Window's: a block has a flag
+        // that the first compare refuses.
+        let posted = unsafe { self.device.post(peer.qp(class), &wr) };
+        if let Posted::Done(_) = posted {
+            return Some(Ok(()));
+        }
+        let words = [first, target, source, third, entry.word::<4>(), remote_offset, local_offset, 0];
+        Some(Err((Sqe { words }, started(posted))))
+    }
+
+    /// An entry that is no plain put, or a put that did not end at once: `begun` is what became of that.
+    #[inline(never)]
+    fn submit_other(&mut self, index: usize, sqe: &Sqe, begun: Option<Started>, has_chain: bool, now: u64) {
+        if let Some(started) = begun {
+            return self.after_start(index, sqe, started, u64::MAX, 0);
+        }
+        // A plain operation to a peer that nothing is held for, outside of any chain.
+        let class = (sqe.class_bits() & (CLASSES as u8 - 1)) as usize;
+        let peer = self.peers.table.at(sqe.peer());
+        let is_open = peer.open[class] == sqe.peer();
+        if is_plain(sqe) && is_open && !has_chain && !self.flights.is_full() {
+            match self.start(sqe, peer.qp(class), self.flights.next_wr_id()) {
+                Started::Done(value) => self.complete(index, sqe, Status::Success, 0, value),
+                started => self.after_start(index, sqe, started, u64::MAX, 0),
+            }
+        } else {
+            self.submit_slow(index, *sqe, now);
+        }
     }
 
     /// Puts the end of a port's ring back where everybody finds it.
@@ -518,7 +580,7 @@ impl<D: Device> Engine<D> {
                 return Started::Refused(Status::BadLength);
             }
             let Some((remote, rkey)) = self.remote_of(sqe, Access::Write, wr.len) else {
-                return Started::Refused(self.why_not_remote(&copy_of(sqe), Access::Write));
+                return Started::Refused(self.why_not_remote(sqe, Access::Write));
             };
             let wr = Wr { op: WrOp::PutInline, remote, rkey, operand: sqe.local(), second: sqe.operand(), ..wr };
             // SAFETY: the range was checked against a live import.
@@ -529,7 +591,7 @@ impl<D: Device> Engine<D> {
                 return Started::Refused(Status::Misaligned);
             }
             let Some((remote, rkey)) = self.remote_of(sqe, Access::Atomic, 8) else {
-                return Started::Refused(self.why_not_remote(&copy_of(sqe), Access::Atomic));
+                return Started::Refused(self.why_not_remote(sqe, Access::Atomic));
             };
             let wr = Wr { len: 8, remote, rkey, operand: sqe.operand(), second: sqe.local(), ..wr };
             // SAFETY: the word was checked against a live import, and is aligned, as regions are.
@@ -542,19 +604,19 @@ impl<D: Device> Engine<D> {
             });
         }
         if opcode == Opcode::PutSignal as u8 {
-            return self.start_put_signal(&copy_of(sqe), qp, wr_id);
+            return self.start_put_signal(sqe, qp, wr_id);
         }
-        self.start_other(&copy_of(sqe), qp, wr_id)
+        self.start_other(sqe, qp, wr_id)
     }
 
     /// A put or a get.
     #[inline(always)]
     fn start_transfer(&mut self, sqe: &Sqe, qp: Qp, wr_id: u64, op: WrOp, access: Access) -> Started {
         let Some((remote, rkey)) = self.remote_of(sqe, access, sqe.len()) else {
-            return Started::Refused(self.why_not_remote(&copy_of(sqe), access));
+            return Started::Refused(self.why_not_remote(sqe, access));
         };
         let Some((local, local_mr)) = self.local_of(sqe) else {
-            return Started::Refused(self.why_not_local(&copy_of(sqe)));
+            return Started::Refused(self.why_not_local(sqe));
         };
         let wr = Wr { wr_id, op, len: sqe.len(), remote, rkey, local, local_mr, ..NO_WR };
         // SAFETY: both ranges were checked against live registrations. The local bytes are a Window's, or a block that
@@ -770,12 +832,6 @@ const NO_WR: Wr = Wr {
 const FETCH_ADD: u8 = Opcode::FetchAdd as u8;
 const COMPARE_SWAP: u8 = Opcode::CompareSwap as u8;
 
-/// A copy for a call that is not inlined: the original has no address then, and stays in registers.
-#[inline(always)]
-fn copy_of(sqe: &Sqe) -> Sqe {
-    *sqe
-}
-
 #[inline(always)]
 fn started(posted: Posted) -> Started {
     match posted {
@@ -793,17 +849,6 @@ const fn has_value(opcode: u8) -> bool {
 }
 
 const _: () = assert!(Opcode::Recv as u8 == 6 && FETCH_ADD == 7 && COMPARE_SWAP == 8 && Opcode::Swap as u8 == 9);
-
-impl EngineEnd {
-    /// The completion of an entry without a block that was done at once.
-    #[inline(always)]
-    fn complete_done(&mut self, sqe: &Sqe, value: u64) {
-        if sqe.flag_bits() & SILENT == 0 {
-            let flag = if has_value(sqe.opcode()) { VALUE } else { 0 };
-            self.complete(sqe.cookie(), Status::Success as u16, flag, 0, value);
-        }
-    }
-}
 
 impl PortEnd {
     #[inline(never)]

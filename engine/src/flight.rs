@@ -52,7 +52,9 @@ const _: () = assert!(size_of::<Flight>() == 128);
 /// The flights of an engine: a fixed number.
 pub(crate) struct Flights {
     table: Table<Flight>,
+    /// The flight that is taken next, and what its wr_id will be.
     free: u32,
+    free_wr_id: u64,
     pub(crate) live: u32,
 }
 
@@ -79,17 +81,26 @@ impl Flights {
             fate: None,
         };
         // SAFETY: the caller keeps the arena.
-        Ok(Flights { table: unsafe { arena.table(capacity, flight) }?, free: 0, live: 0 })
+        let table = unsafe { arena.table(capacity, flight) }?;
+        let mut flights = Flights { table, free: 0, free_wr_id: 0, live: 0 };
+        flights.free_wr_id = flights.wr_id(0, 0);
+        Ok(flights)
     }
 
     pub(crate) fn capacity(&self) -> u32 {
         self.table.capacity()
     }
 
-    /// The flight that `take` would give; `NONE` when all are in use.
+    /// Whether all are in use.
     #[inline(always)]
-    pub(crate) fn next_free(&self) -> u32 {
-        self.free
+    pub(crate) fn is_full(&self) -> bool {
+        self.free == NONE
+    }
+
+    /// The wr_id (part 0) of the flight that `take` will give.
+    #[inline(always)]
+    pub(crate) fn next_wr_id(&self) -> u64 {
+        self.free_wr_id
     }
 
     /// The wr_id of a part (0, or 1 for a signal) of a flight.
@@ -115,7 +126,7 @@ impl Flights {
             return None;
         }
         let entry = self.table.at_mut(flight);
-        self.free = entry.next;
+        let next = entry.next;
         self.live += 1;
         *entry = Flight {
             sqe,
@@ -130,6 +141,8 @@ impl Flights {
             needs_signal: false,
             fate: None,
         };
+        self.free = next;
+        self.free_wr_id = self.wr_id(next, 0);
         Some(flight)
     }
 
@@ -142,6 +155,7 @@ impl Flights {
             entry.generation = entry.generation.wrapping_add(1).max(1);
             entry.next = free;
             self.free = flight;
+            self.free_wr_id = self.wr_id(flight, 0);
             self.live -= 1;
         }
     }

@@ -110,9 +110,9 @@ impl<D: Device> Engine<D> {
         let is_idle = peer.channels.iter().all(|c| c.first == NONE);
         let is_barrier = sqe.flag_bits() & FENCE != 0 || opcode == Opcode::Flush;
         let must_wait = opcode != Opcode::Recv
-            && (peer.open[class] == 0 || (is_barrier && !is_idle) || (before.is_some() && channel.first != NONE));
+            && (peer.open[class] != peer.id || (is_barrier && !is_idle) || (before.is_some() && channel.first != NONE));
         let qp = peer.qp(class);
-        if self.flights.next_free() == NONE {
+        if self.flights.is_full() {
             return Err(Status::TooManyOutstanding);
         }
         if must_wait {
@@ -120,8 +120,7 @@ impl<D: Device> Engine<D> {
             self.check(sqe, opcode)?;
             return self.hold(port, sqe, deadline, chain);
         }
-        let wr_id = self.flights.wr_id(self.flights.next_free(), 0);
-        match self.start(sqe, qp, wr_id) {
+        match self.start(sqe, qp, self.flights.next_wr_id()) {
             Started::Done(value) => self.complete(port, sqe, Status::Success, 0, value),
             Started::Refused(status) => return Err(status),
             Started::Full if opcode == Opcode::Recv => return Err(Status::TooManyOutstanding),

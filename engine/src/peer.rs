@@ -22,7 +22,7 @@ pub enum PeerState {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Peer {
-    /// For each class its id if an operation may start at once, else 0: nobody has the id 0.
+    /// For each class its id if an operation may start at once, else an id of another place, which nobody looks for here.
     pub(crate) open: [u32; CLASSES],
     pub(crate) qps: [Qp; CLASSES],
     /// 0: the place is free.
@@ -35,8 +35,16 @@ pub(crate) struct Peer {
     pub(crate) channels: [Channel; CLASSES],
 }
 
+/// The least places of the table: with two, each has another.
+pub(crate) const MIN_PEERS: u32 = 2;
+
+/// An id that is of another place than `place`.
+const fn elsewhere(place: u32) -> u32 {
+    index(place) ^ 1
+}
+
 impl Peer {
-    pub(crate) const NONE: Peer = Peer {
+    const NONE: Peer = Peer {
         open: [0; CLASSES],
         qps: [Qp(0); CLASSES],
         id: 0,
@@ -47,11 +55,16 @@ impl Peer {
         channels: [Channel::EMPTY; CLASSES],
     };
 
+    /// A place that is free.
+    pub(crate) fn free(place: u32) -> Peer {
+        Peer { open: [elsewhere(place); CLASSES], ..Peer::NONE }
+    }
+
     /// Sets whether operations of a class may start at once.
     pub(crate) fn set_open(&mut self, class: usize, is_open: bool) {
         let id = self.id;
         if let Some(open) = self.open.get_mut(class) {
-            *open = if is_open && self.state == PeerState::Up { id } else { 0 };
+            *open = if is_open && self.state == PeerState::Up { id } else { elsewhere(id) };
         }
     }
 
@@ -88,7 +101,7 @@ impl Peers {
         let place = self.table.iter().position(|p| p.id == 0)? as u32;
         let peer = self.table.at_mut(place);
         let id = next_id(peer.last_id, place);
-        *peer = Peer { id, last_id: id, link, qps, state, node, ..Peer::NONE };
+        *peer = Peer { id, last_id: id, link, qps, state, node, ..Peer::free(place) };
         for class in 0..CLASSES {
             peer.set_open(class, true);
         }
@@ -138,7 +151,7 @@ mod tests {
         fn model(steps in prop::collection::vec((any::<bool>(), any::<usize>()), 1..200)) {
             let mut arena = Arena::from_region(Region::private(1 << 16, RegionOptions::default()).unwrap());
             // SAFETY: the arena outlives the peers.
-            let (table, waiting) = unsafe { (arena.table(8, |_| Peer::NONE).unwrap(), arena.table(1, |_| 0u64).unwrap()) };
+            let (table, waiting) = unsafe { (arena.table(8, Peer::free).unwrap(), arena.table(1, |_| 0u64).unwrap()) };
             let mut peers = Peers { table, waiting, waiting_count: 0 };
             let mut live: BTreeMap<u32, u64> = BTreeMap::new();
             let mut gone: Vec<u32> = Vec::new();

@@ -136,17 +136,18 @@ impl Parts {
 }
 
 impl Parts {
-    /// Word `i` of the sqe at a position.
+    /// The sqe at a position. Taken once an entry: where it lies would be computed anew after each store otherwise.
     #[inline(always)]
-    fn sqe(&self, position: u32, i: usize) -> &AtomicU64 {
-        // SAFETY: the masked index is below the number of entries; i < 8.
-        unsafe { self.sqes.add((position & self.sq_mask) as usize * SQE_WORDS + i).as_ref() }
+    fn sqe<'a>(&self, position: u32) -> &'a [AtomicU64; SQE_WORDS] {
+        // SAFETY: the masked index is below the number of entries; the memory is valid as long as the ends of the ring,
+        // and no reference leaves their methods.
+        unsafe { self.sqes.add((position & self.sq_mask) as usize * SQE_WORDS).cast().as_ref() }
     }
 
     #[inline(always)]
-    fn cqe(&self, position: u32, i: usize) -> &AtomicU64 {
-        // SAFETY: as above; i < 2.
-        unsafe { self.cqes.add((position & self.cq_mask) as usize * 2 + i).as_ref() }
+    fn cqe<'a>(&self, position: u32) -> &'a [AtomicU64; 2] {
+        // SAFETY: as above.
+        unsafe { self.cqes.add((position & self.cq_mask) as usize * 2).cast().as_ref() }
     }
 
     #[inline(always)]
@@ -198,16 +199,16 @@ impl AppEnd {
         if self.sq_room() == 0 && !self.look_for_room() {
             return false;
         }
-        let at = self.sq_tail;
-        self.sq_tail = at.wrapping_add(1);
-        for i in 1..SQE_WORDS {
+        let slot = self.parts.sqe(self.sq_tail);
+        let sequence = self.sq_tail.wrapping_add(1);
+        self.sq_tail = sequence;
+        for (i, (to, from)) in slot.iter().zip(sqe.words).enumerate().skip(1) {
             // An operand is written by operations that have one; what stands there else is not looked at.
             if i < 7 || Self::has_operand(sqe) {
-                self.parts.sqe(at, i).store(sqe.words[i], Ordering::Relaxed);
+                to.store(from, Ordering::Relaxed);
             }
         }
-        let sequence = u64::from(self.sq_tail);
-        self.parts.sqe(at, 0).store(sqe.words[0] & !0xffff_ffff | sequence, Ordering::Release);
+        slot[0].store(sqe.words[0] & !0xffff_ffff | u64::from(sequence), Ordering::Release);
         true
     }
 
@@ -236,12 +237,13 @@ impl AppEnd {
     #[inline(always)]
     pub(crate) fn reap(&mut self) -> Option<RawCqe> {
         let at = self.cq_head;
-        let last = self.parts.cqe(at, 1).load(Ordering::Acquire);
+        let slot = self.parts.cqe(at);
+        let last = slot[1].load(Ordering::Acquire);
         let flags = (last >> 16) as u16;
         if flags & PHASE != self.parts.phase(at) {
             return None;
         }
-        let user_data = self.parts.cqe(at, 0).load(Ordering::Relaxed);
+        let user_data = slot[0].load(Ordering::Relaxed);
         let value = if flags & VALUE != 0 { self.parts.value(at).load(Ordering::Relaxed) } else { 0 };
         self.cq_head = at.wrapping_add(1);
         // SAFETY: the ring's memory is valid as long as its ends.
@@ -259,7 +261,7 @@ impl AppEnd {
         self.sq_head = at.wrapping_add(1);
         // SAFETY: the ring's memory is valid as long as its ends; the engine reads it no more.
         unsafe { self.parts.sq_watermark.as_ref() }.store(self.sq_head, Ordering::Relaxed);
-        Some(Sqe { words: core::array::from_fn(|i| self.parts.sqe(at, i).load(Ordering::Relaxed)) })
+        Some(Sqe { words: self.parts.sqe(at).each_ref().map(|word| word.load(Ordering::Relaxed)) })
     }
 
     /// Whether the engine is gone.
@@ -272,6 +274,34 @@ impl AppEnd {
     pub(crate) fn leave(&self) {
         // SAFETY: the ring's memory is valid as long as its ends.
         unsafe { self.parts.app_gone.as_ref() }.store(1, Ordering::Release);
+    }
+}
+
+/// An entry in the ring, where its writer may still change it: each word is to be loaded once, by `word` or by `load`.
+pub(crate) struct Entry<'a> {
+    /// The first word, loaded.
+    pub(crate) first: u64,
+    words: &'a [AtomicU64; SQE_WORDS],
+}
+
+impl Entry<'_> {
+    /// Word `I`.
+    #[inline(always)]
+    pub(crate) fn word<const I: usize>(&self) -> u64 {
+        const { assert!(I < SQE_WORDS) };
+        self.words[I].load(Ordering::Relaxed)
+    }
+
+    /// All of it.
+    #[inline(always)]
+    pub(crate) fn load(&self) -> Sqe {
+        let mut sqe = Sqe { words: [self.first, 0, 0, 0, 0, 0, 0, 0] };
+        for i in 1..SQE_WORDS {
+            if i < 7 || AppEnd::has_operand(&sqe) {
+                sqe.words[i] = self.words[i].load(Ordering::Relaxed);
+            }
+        }
+        sqe
     }
 }
 
@@ -292,21 +322,25 @@ impl EngineEnd {
         EngineEnd { parts, sq_head: 0, sq_told: 0, cq_tail: 0, cq_head: 0 }
     }
 
-    /// Takes the oldest entry. Each of its words is loaded once.
+    /// The oldest entry, if there is one, in its place.
+    #[inline(always)]
+    pub(crate) fn peek(&self) -> Option<Entry<'_>> {
+        let words = self.parts.sqe(self.sq_head);
+        let first = words[0].load(Ordering::Acquire);
+        (first as u32 == self.sq_head.wrapping_add(1)).then_some(Entry { first, words })
+    }
+
+    /// The oldest entry is done with.
+    #[inline(always)]
+    pub(crate) fn pass(&mut self) {
+        self.sq_head = self.sq_head.wrapping_add(1);
+    }
+
+    /// Takes the oldest entry whole.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<Sqe> {
-        let at = self.sq_head;
-        let first = self.parts.sqe(at, 0).load(Ordering::Acquire);
-        if first as u32 != at.wrapping_add(1) {
-            return None;
-        }
-        let mut sqe = Sqe { words: [first, 0, 0, 0, 0, 0, 0, 0] };
-        for i in 1..SQE_WORDS {
-            if i < 7 || AppEnd::has_operand(&sqe) {
-                sqe.words[i] = self.parts.sqe(at, i).load(Ordering::Relaxed);
-            }
-        }
-        self.sq_head = at.wrapping_add(1);
+        let sqe = self.peek()?.load();
+        self.pass();
         Some(sqe)
     }
 
@@ -348,13 +382,14 @@ impl EngineEnd {
     pub(crate) fn complete(&mut self, user_data: u64, status: u16, flags: u16, imm: u32, value: u64) {
         let at = self.cq_tail;
         self.cq_tail = at.wrapping_add(1);
-        self.parts.cqe(at, 0).store(user_data, Ordering::Relaxed);
+        let slot = self.parts.cqe(at);
+        slot[0].store(user_data, Ordering::Relaxed);
         if flags & VALUE != 0 {
             self.parts.value(at).store(value, Ordering::Relaxed);
         }
         let flags = flags & !PHASE | self.parts.phase(at);
         let last = u64::from(status) | u64::from(flags) << 16 | u64::from(imm) << 32;
-        self.parts.cqe(at, 1).store(last, Ordering::Release);
+        slot[1].store(last, Ordering::Release);
     }
 
     /// Whether the application is gone.
@@ -376,7 +411,7 @@ impl EngineEnd {
         let unread = self.cq_tail.wrapping_sub(head).min(self.parts.cq_mask + 1);
         (0..unread).map(move |i| {
             let at = self.cq_tail.wrapping_sub(i + 1);
-            let flags = (self.parts.cqe(at, 1).load(Ordering::Acquire) >> 16) as u16;
+            let flags = (self.parts.cqe(at)[1].load(Ordering::Acquire) >> 16) as u16;
             (flags, self.parts.value(at).load(Ordering::Relaxed))
         })
     }

@@ -1,6 +1,7 @@
 //! SIGKILL of either side at a random point, 1,000 times: every operation in flight ends, other peers are not disturbed,
 //! nothing is left, and a new peer under the same name works at once.
 
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use verbring::{
@@ -96,6 +97,9 @@ impl Bystander {
     }
 }
 
+/// Descriptors and mappings are of the process, so its tests run one by one.
+static ALONE: Mutex<()> = Mutex::new(());
+
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
@@ -106,6 +110,7 @@ fn mappings() -> usize {
 
 #[test]
 fn the_target_is_killed() {
+    let _alone = ALONE.lock();
     let kills = repeats(1000, 1000);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let clock = Clock::start();
@@ -197,6 +202,7 @@ fn initiator(name: &str, seed: u64) -> i32 {
 
 #[test]
 fn the_initiator_is_killed() {
+    let _alone = ALONE.lock();
     let kills = repeats(1000, 1000);
     let mut random = Random(0x1234_5678_9abc_def1);
     let clock = Clock::start();
