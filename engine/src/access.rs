@@ -5,12 +5,15 @@ use core::hash::Hasher;
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 use subtle::ConstantTimeEq;
-use verbring_sys::{Device, DeviceError, Domain, Event, Granted, Link, Memory as DeviceMemory, Mr, Rights, Status};
+use verbring_sys::{Device, DeviceError, Event, Granted, Link, Memory as DeviceMemory, Mr, Rights, Status};
 
-use crate::engine::{Engine, Notice};
+use crate::engine::Engine;
 use crate::flight::State;
-use crate::key::{Access, Memory, PeerId, RemoteKey, SLAB_KEY, free_place, index, next_id};
+use crate::key::{
+    Access, ImportInfo, ImportState, Memory, PeerId, RemoteKey, SLAB_KEY, WindowInfo, free_place, index, next_id,
+};
 use crate::message::Said;
+use crate::notice::Notice;
 use crate::peer::PeerState;
 use crate::remote::Remote;
 use crate::sqe::{Opcode, Sqe};
@@ -101,66 +104,6 @@ impl From<DeviceError> for AccessError {
     fn from(error: DeviceError) -> AccessError {
         AccessError::Device(error)
     }
-}
-
-/// How an import stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ImportState {
-    /// The owner was asked.
-    Requested,
-    /// Operations may name it.
-    Ready,
-    /// It is not, or no longer, to be had; operations end with this status.
-    Failed(Status),
-}
-
-/// What an operation does not need of an import.
-#[derive(Clone, Copy)]
-pub(crate) struct ImportInfo {
-    /// 0: the place is free.
-    id: u32,
-    last_id: u32,
-    peer: u32,
-    /// The owner's key.
-    remote_key: u32,
-    epoch: u32,
-    len: u64,
-    rights: Rights,
-    domain: Domain,
-    state: ImportState,
-    /// Revoked, and still mapped as the device's `rkey`: it cannot take work back that names it.
-    doomed: Option<u32>,
-}
-
-impl ImportInfo {
-    pub(crate) const NONE: ImportInfo = ImportInfo {
-        id: 0,
-        last_id: 0,
-        peer: 0,
-        remote_key: 0,
-        epoch: 0,
-        len: 0,
-        rights: Rights::empty(),
-        domain: Domain::Cpu,
-        state: ImportState::Requested,
-        doomed: None,
-    };
-}
-
-/// What an operation does not need of a registration.
-#[derive(Clone, Copy)]
-pub(crate) struct WindowInfo {
-    last_id: u32,
-    mr: Mr,
-    rights: Rights,
-    epoch: u32,
-    is_closing: bool,
-}
-
-impl WindowInfo {
-    pub(crate) const NONE: WindowInfo =
-        WindowInfo { last_id: 0, mr: Mr(0), rights: Rights::empty(), epoch: 0, is_closing: false };
 }
 
 impl<D: Device> Engine<D> {

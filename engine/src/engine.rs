@@ -4,20 +4,20 @@
 //! This file is the way of an operation that ends at once. What waits is in `held.rs`, memory and its rights in
 //! `access.rs`.
 
-use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{Ordering, fence};
 
-use verbring_slab::{Arena, ArenaFull, Slab, SlabHandle, Table};
-use verbring_sys::{CLASSES, Device, DeviceError, Link, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
+use verbring_slab::{Arena, Slab, SlabHandle, Table};
+use verbring_sys::{CLASSES, Device, Link, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
 
-use crate::access::{ImportInfo, WindowInfo};
+use crate::config::{Config, EngineError};
 use crate::cqe::{BLOCK, VALUE, block};
-use crate::flight::{Flights, MAX_FLIGHTS};
-use crate::key::{Access, MAX_INDEX, Memory, PeerId, RemoteKey, index};
+use crate::flight::Flights;
+use crate::key::{Access, ImportInfo, Memory, PeerId, WindowInfo, index};
+use crate::notice::Notice;
 use crate::peer::{MIN_PEERS, Peer, PeerState, Peers};
 use crate::port::{Keep, Port};
-use crate::ring::{AppEnd, EngineEnd, Entry, MAX_ENTRIES, Parts, ring_bytes};
+use crate::ring::{AppEnd, EngineEnd, Entry, Parts, ring_bytes};
 use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
 
 /// Ports of an engine, its own included.
@@ -30,165 +30,6 @@ const MAX_SLAB: u64 = 1 << 38;
 const WCS: usize = 16;
 /// Room in a completion ring that `submit` wants to see before it looks at the application's watermark again.
 const WANTED_ROOM: u32 = 128;
-
-/// How large an engine is, and who it is. Every size is rounded up to a power of two.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// Entries of a submission ring.
-    pub sq_entries: u32,
-    /// Entries of a completion ring.
-    pub cq_entries: u32,
-    /// Operations that are pending at one time, in all rings together.
-    pub max_outstanding: u32,
-    /// Connections.
-    pub max_peers: u32,
-    /// Registrations of own memory.
-    pub max_windows: u32,
-    /// Imported regions.
-    pub max_imports: u32,
-    /// The incarnation id: another for each engine that ever was, and the same that its device tells its peers.
-    pub node: u64,
-    /// What tokens are made from. Nobody else knows it.
-    pub secret: [u8; 16],
-}
-
-impl Default for Config {
-    /// Sizes only: `node` and `secret` are for the caller to fill in.
-    fn default() -> Config {
-        Config {
-            sq_entries: 1024,
-            cq_entries: 2048,
-            max_outstanding: 1024,
-            max_peers: 64,
-            max_windows: 64,
-            max_imports: 256,
-            node: 0,
-            secret: [0; 16],
-        }
-    }
-}
-
-impl Config {
-    /// The bytes of an arena that such an engine takes.
-    pub const fn bytes(&self) -> usize {
-        let windows = Table::<Memory>::capacity_for(self.max_windows);
-        let peers = Table::<Peer>::capacity_for(if self.max_peers < MIN_PEERS { MIN_PEERS } else { self.max_peers });
-        ring_bytes(self.sq_entries.next_power_of_two(), self.cq_entries.next_power_of_two())
-            + Flights::bytes(self.max_outstanding)
-            + Table::<Peer>::bytes(peers)
-            + Table::<u64>::bytes(peers.div_ceil(64))
-            + Table::<Memory>::bytes(self.max_windows)
-            + Table::<WindowInfo>::bytes(self.max_windows)
-            + Table::<u64>::bytes(windows * peers.div_ceil(64))
-            + Table::<Memory>::bytes(self.max_imports)
-            + Table::<ImportInfo>::bytes(self.max_imports)
-            + 4096
-    }
-}
-
-/// Why an engine could not be made, or a connection not be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum EngineError {
-    /// A size in the [`Config`] is 0 or too large.
-    Size {
-        /// Which one.
-        what: &'static str,
-        /// The largest.
-        limit: u32,
-    },
-    /// The arena is too small.
-    Arena(ArenaFull),
-    /// The peer table is full.
-    PeerTableFull {
-        /// Its capacity.
-        limit: u32,
-    },
-    /// An engine has at most [`MAX_PORTS`] ports.
-    TooManyPorts,
-    /// The memory is no ring of this version, or not of the sizes it says.
-    NotARing,
-    /// Without the feature `std` the arena must lie in static memory.
-    NotStatic,
-    /// The slab is larger than a completion can name blocks of: 256 GiB.
-    SlabTooLarge,
-    /// The device said no.
-    Device(DeviceError),
-}
-
-impl fmt::Display for EngineError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EngineError::Size { what, limit } => write!(f, "Config::{what} must be 1 to {limit}"),
-            EngineError::Arena(full) => full.fmt(f),
-            EngineError::PeerTableFull { limit } => {
-                write!(f, "all {limit} places for peers are taken; disconnect lost ones, or raise Config::max_peers")
-            }
-            EngineError::TooManyPorts => write!(f, "an engine has at most {MAX_PORTS} ports, its own included"),
-            EngineError::NotARing => {
-                f.write_str("the memory is no ring of this version; use one release on both ends of it")
-            }
-            EngineError::NotStatic => {
-                f.write_str("without std the arena lies in static memory; use Arena::from_static")
-            }
-            EngineError::SlabTooLarge => f.write_str("a slab has at most 256 GiB of blocks; make it smaller"),
-            EngineError::Device(error) => error.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for EngineError {}
-
-impl From<DeviceError> for EngineError {
-    fn from(error: DeviceError) -> EngineError {
-        EngineError::Device(error)
-    }
-}
-
-impl From<ArenaFull> for EngineError {
-    fn from(full: ArenaFull) -> EngineError {
-        EngineError::Arena(full)
-    }
-}
-
-/// What `control` has to tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Notice {
-    /// A peer is connected.
-    Connected {
-        /// Its id.
-        peer: PeerId,
-        /// The incarnation id of its engine.
-        node: u64,
-        /// Whether it connected to us.
-        incoming: bool,
-    },
-    /// A connection is lost, or came to nothing. Its operations end in error; `disconnect` frees its place.
-    Lost {
-        /// The peer's id.
-        peer: PeerId,
-        /// Why.
-        cause: DeviceError,
-    },
-    /// An import is ready.
-    Imported {
-        /// The key that `import` gave.
-        key: RemoteKey,
-    },
-    /// An import was refused.
-    ImportFailed {
-        /// The key that `import` gave.
-        key: RemoteKey,
-        /// Why.
-        status: Status,
-    },
-    /// The owner closed a region or bumped its epoch: operations on it end as `StaleEpoch`.
-    Revoked {
-        /// The import.
-        key: RemoteKey,
-    },
-}
 
 /// The engine's side of a port.
 pub(crate) struct PortEnd {
@@ -293,17 +134,7 @@ impl<D: Device> Engine<D> {
     /// and belongs to the engine's own port.
     pub fn new(device: D, arena: Arena, slab: Option<Slab>, config: Config) -> Result<Engine<D>, EngineError> {
         let mut arena = arena;
-        let check = |what, value: u32, limit| {
-            if (1..=limit).contains(&value) { Ok(()) } else { Err(EngineError::Size { what, limit }) }
-        };
-        check("sq_entries", config.sq_entries, MAX_ENTRIES)?;
-        check("cq_entries", config.cq_entries, MAX_ENTRIES)?;
-        check("max_outstanding", config.max_outstanding, MAX_FLIGHTS)?;
-        check("max_peers", config.max_peers, MAX_INDEX)?;
-        check("max_windows", config.max_windows, MAX_INDEX)?;
-        check("max_imports", config.max_imports, MAX_INDEX)?;
-        // Or receives could reserve the whole completion ring, and not even a cancel would be taken.
-        check("max_outstanding", config.max_outstanding, config.cq_entries.next_power_of_two() - 1)?;
+        config.check()?;
         #[cfg(not(feature = "std"))]
         if !arena.is_static() {
             // Without std the port has nothing to keep the arena with.
@@ -411,7 +242,7 @@ impl<D: Device> Engine<D> {
         use verbring_slab::{Region, RegionOptions};
         let (sq, cq) = (self.config.sq_entries.next_power_of_two(), self.config.cq_entries.next_power_of_two());
         let bytes = ring_bytes(sq, cq) + 128;
-        let no_memory = EngineError::Device(DeviceError::System { call: "mmap", errno: 12 });
+        let no_memory = EngineError::Device(verbring_sys::DeviceError::System { call: "mmap", errno: 12 });
         let region = Region::private(bytes, RegionOptions::default()).map_err(|_| no_memory)?;
         let mut arena = Arena::from_region(region);
         // SAFETY: both ends keep the arena.

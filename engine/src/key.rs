@@ -4,7 +4,7 @@
 //! identity says that the entry exists, is of that generation, and of that peer; a missing right is a limit of 0.
 
 use verbring_slab::Table;
-use verbring_sys::Status;
+use verbring_sys::{Domain, Mr, Rights, Status};
 
 /// The low bits of every id are an index, the rest a generation.
 pub(crate) const INDEX_BITS: u32 = 12;
@@ -124,6 +124,66 @@ impl Memory {
             outside
         }
     }
+}
+
+/// How an import stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ImportState {
+    /// The owner was asked.
+    Requested,
+    /// Operations may name it.
+    Ready,
+    /// It is not, or no longer, to be had; operations end with this status.
+    Failed(Status),
+}
+
+/// What an operation does not need of an import.
+#[derive(Clone, Copy)]
+pub(crate) struct ImportInfo {
+    /// 0: the place is free.
+    pub(crate) id: u32,
+    pub(crate) last_id: u32,
+    pub(crate) peer: u32,
+    /// The owner's key.
+    pub(crate) remote_key: u32,
+    pub(crate) epoch: u32,
+    pub(crate) len: u64,
+    pub(crate) rights: Rights,
+    pub(crate) domain: Domain,
+    pub(crate) state: ImportState,
+    /// Revoked, and still mapped as the device's `rkey`: it cannot take work back that names it.
+    pub(crate) doomed: Option<u32>,
+}
+
+impl ImportInfo {
+    pub(crate) const NONE: ImportInfo = ImportInfo {
+        id: 0,
+        last_id: 0,
+        peer: 0,
+        remote_key: 0,
+        epoch: 0,
+        len: 0,
+        rights: Rights::empty(),
+        domain: Domain::Cpu,
+        state: ImportState::Requested,
+        doomed: None,
+    };
+}
+
+/// What an operation does not need of a registration.
+#[derive(Clone, Copy)]
+pub(crate) struct WindowInfo {
+    pub(crate) last_id: u32,
+    pub(crate) mr: Mr,
+    pub(crate) rights: Rights,
+    pub(crate) epoch: u32,
+    pub(crate) is_closing: bool,
+}
+
+impl WindowInfo {
+    pub(crate) const NONE: WindowInfo =
+        WindowInfo { last_id: 0, mr: Mr(0), rights: Rights::empty(), epoch: 0, is_closing: false };
 }
 
 /// Finds a free place: the first whose identity is 0.

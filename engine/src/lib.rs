@@ -18,12 +18,14 @@
 extern crate std;
 
 mod access;
+mod config;
 mod cqe;
 mod engine;
 mod flight;
 mod held;
 mod key;
 mod message;
+mod notice;
 mod peer;
 #[cfg(feature = "std")]
 pub mod pinned;
@@ -36,10 +38,12 @@ mod sync;
 mod wait;
 mod window;
 
-pub use access::{AccessError, ImportState};
+pub use access::AccessError;
+pub use config::{Config, EngineError};
 pub use cqe::Cqe;
-pub use engine::{Config, Engine, EngineError, MAX_PORTS, Notice};
-pub use key::{PeerId, RemoteKey, Target};
+pub use engine::{Engine, MAX_PORTS};
+pub use key::{ImportState, PeerId, RemoteKey, Target};
+pub use notice::Notice;
 pub use peer::PeerState;
 pub use port::{Completion, Opts, Port, PushError};
 pub use remote::{REMOTE_BYTES, Remote, RemoteError};

@@ -23,7 +23,8 @@ use std::thread::{Builder, JoinHandle};
 
 use verbring_sys::{Device, cpu};
 
-use crate::engine::{Engine, Notice};
+use crate::engine::Engine;
+use crate::notice::Notice;
 use crate::wait::{Clock, Turns, WaitError};
 
 type Call<D> = Box<dyn FnOnce(&mut Engine<D>, u64) + Send>;

@@ -11,8 +11,10 @@ use verbring_slab::{Arena, Region, RegionError, RegionOptions, SizeClass, Slab, 
 use verbring_sys::shm::{Shm, ShmOptions};
 use verbring_sys::{Device, DeviceError, Status};
 
-use crate::engine::{Config, Engine, EngineError, Notice};
+use crate::config::{Config, EngineError};
+use crate::engine::Engine;
 use crate::key::{PeerId, RemoteKey};
+use crate::notice::Notice;
 use crate::port::{Completion, Port};
 use crate::remote::Remote;
 use crate::{AccessError, ImportState, PeerState};

@@ -1,0 +1,44 @@
+//! What the control side tells the application.
+
+use verbring_sys::{DeviceError, Status};
+
+use crate::key::{PeerId, RemoteKey};
+
+/// What `control` has to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A peer is connected.
+    Connected {
+        /// Its id.
+        peer: PeerId,
+        /// The incarnation id of its engine.
+        node: u64,
+        /// Whether it connected to us.
+        incoming: bool,
+    },
+    /// A connection is lost, or came to nothing. Its operations end in error; `disconnect` frees its place.
+    Lost {
+        /// The peer's id.
+        peer: PeerId,
+        /// Why.
+        cause: DeviceError,
+    },
+    /// An import is ready.
+    Imported {
+        /// The key that `import` gave.
+        key: RemoteKey,
+    },
+    /// An import was refused.
+    ImportFailed {
+        /// The key that `import` gave.
+        key: RemoteKey,
+        /// Why.
+        status: Status,
+    },
+    /// The owner closed a region or bumped its epoch: operations on it end as `StaleEpoch`.
+    Revoked {
+        /// The import.
+        key: RemoteKey,
+    },
+}
