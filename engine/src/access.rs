@@ -426,6 +426,9 @@ impl<D: Device> Engine<D> {
     }
 
     pub(crate) fn control_device(&mut self, now: u64) -> Option<Notice> {
+        if self.doomed != 0 {
+            self.sweep_doomed();
+        }
         for _ in 0..EVENTS {
             let notice = match self.device.control(now)? {
                 Event::Up { link, node, incoming } => self.came_up(link, node, incoming),

@@ -585,9 +585,6 @@ impl<D: Device> Engine<D> {
         if now >= self.next_deadline {
             total += self.expire(now);
         }
-        if self.doomed != 0 {
-            self.sweep_doomed();
-        }
         total
     }
 

@@ -512,7 +512,7 @@ mod tests {
             let mut engine = EngineEnd::new(parts);
             let words = ring_bytes(4, 4) / 8;
             for (at, value, small) in bytes {
-                let value = if small { value % 8 | (value & 0xff) << 32 } else { value };
+                let value = if small { (value % 8) | ((value & 0xff) << 32) } else { value };
                 // SAFETY: a word of the ring.
                 let word = unsafe { AtomicU64::from_ptr(region.base().as_ptr().cast::<u64>().add(at % words)) };
                 word.store(value, Ordering::Relaxed);

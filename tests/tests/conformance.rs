@@ -187,7 +187,7 @@ fn order<D: Device>(mut world: World<D>) {
     while seen < 500 {
         for _ in 0..20 {
             let len = [8, 100_000, 3, 400_000][next as usize % 4];
-            let sqe = if next % 3 == 0 { Sqe::get } else { Sqe::put }(local.slice(0, len), key.at(0));
+            let sqe = if next.is_multiple_of(3) { Sqe::get } else { Sqe::put }(local.slice(0, len), key.at(0));
             if next - seen < 60 {
                 world.a.push(sqe.user_data(next).class(1)).unwrap();
                 next += 1;
