@@ -161,6 +161,11 @@ fn full_tables() {
     let target = b.device().name().to_string();
     let full = std::iter::repeat_with(|| a.connect(&target, 0)).find_map(Result::err).unwrap();
     assert!(matches!(full, EngineError::Device(DeviceError::Full { limit: 8, .. })), "{full:?}");
+    // Where the device has room for more than the engine.
+    let options = ShmOptions { max_links: 32, max_imports: 16 };
+    let mut a = engine(small(), |node| Shm::bind(&name("wide"), node, options).unwrap());
+    let full = std::iter::repeat_with(|| a.connect(&target, 0)).find_map(Result::err).unwrap();
+    assert_eq!(full, EngineError::PeerTableFull { limit: 8 });
 }
 
 #[test]
