@@ -352,6 +352,10 @@ impl<D: Device> Engine<D> {
         if in_flight != 0 {
             return Err(AccessError::Busy { in_flight, importers: 0 });
         }
+        // Nothing in flight names it, so a revoked one can go now.
+        if info.doomed.is_some() {
+            self.sweep_doomed();
+        }
         self.drop_mapping(key.key);
         self.import_infos.at_mut(index(key.key)).id = 0;
         // A request that is still under way is answered with a grant nobody waits for, which is let go of then.

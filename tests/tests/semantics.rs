@@ -448,3 +448,26 @@ proptest! {
         prop_assert_eq!(blocks, 64 + 32 + 4, "every block is there");
     }
 }
+
+/// Where the device cannot take work back, a revoked import stays mapped until that work ended, and no longer.
+#[test]
+fn revoked_under_work_that_cannot_be_cancelled() {
+    for seed in 0..20 {
+        let mut world = deferred(small(), seed, Faults { lateness: 6, can_cancel: false, ..Faults::default() });
+        for _ in 0..40 {
+            let (window, key) = world.export(4096, Rights::all());
+            for i in 0..10 {
+                world.a.push(Sqe::put_word(1, key.at(i * 8)).class((i % 2) as u8)).unwrap();
+            }
+            world.a.submit(world.now);
+            world.b.bump_epoch(&window).unwrap();
+            world.control();
+            for done in world.reap_all(10) {
+                assert!(matches!(done.status, Status::Success | Status::StaleEpoch), "seed {seed}: {done:?}");
+            }
+            world.a.release(key).unwrap();
+            world.control();
+            world.b.close_window(&window, world.now, u64::MAX).unwrap();
+        }
+    }
+}
