@@ -528,7 +528,10 @@ impl<D: Device> Engine<D> {
                         self.let_go(peer, key, epoch);
                         Some(Notice::ImportFailed { key: key_of_it, status: Status::TooManyOutstanding })
                     }
-                    None => None,
+                    None => {
+                        self.let_go(peer, key, epoch);
+                        None
+                    }
                 }
             }
             Said::Deny { key, importer, status } => {

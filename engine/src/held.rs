@@ -555,7 +555,10 @@ impl<D: Device> Engine<D> {
         self.for_each_of(id, |engine, flight| {
             let entry = engine.flights.at_mut(flight);
             match entry.state {
-                State::Held => engine.finish(flight, cause, 0, 0),
+                State::Held => {
+                    let status = if entry.chain != 0 { Status::Cancelled } else { cause };
+                    engine.finish(flight, status, 0, 0);
+                }
                 State::Posted if entry.needs_signal => {
                     entry.needs_signal = false;
                     entry.fate = entry.fate.or(Some(cause));

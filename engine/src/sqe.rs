@@ -70,7 +70,7 @@ bitflags! {
         const FENCE = 1 << 0;
         /// The next entry starts after this one succeeded, and is cancelled if it did not.
         const LINK = 1 << 1;
-        /// No cqe if it succeeds: the next cqe of this peer and class, or a flush, says so.
+        /// No cqe if it succeeds: the next successful cqe of this peer and class, or a flush, says so.
         const SILENT = 1 << 2;
         /// Repeat after a reconnect. Reserved: refused.
         const REPLAY = 1 << 3;

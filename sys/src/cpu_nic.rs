@@ -237,7 +237,14 @@ impl CpuNic {
 
     /// Puts an import into the table; none if that is full.
     pub(crate) fn import(&mut self, import: Import) -> Option<u32> {
+        // Without a lane it would be a free place.
+        import.theirs?;
         let rkey = self.imports.iter().position(|i| i.theirs.is_none())? as u32;
+        // It may be stale already: no door looks like this, so the next operation is checked.
+        for class in 0..CLASSES {
+            let qp = self.qp(import.link, class);
+            self.qps.at_mut(qp.0).seen = CLOSED | DEAD;
+        }
         *self.imports.at_mut(rkey) = import;
         Some(rkey)
     }

@@ -59,4 +59,14 @@ impl Mrs {
         self.next_epoch(mr)?;
         self.slots.get_mut(mr.0 as usize).and_then(|s| s.live.take()).ok_or(DeviceError::NoSuchMr)
     }
+
+    /// The device goes: its regions can be exported by another.
+    #[cfg(feature = "shm")]
+    pub(crate) fn end_exports(&self) {
+        for registration in self.slots.iter().filter_map(|s| s.live.as_ref()) {
+            if let (Memory::Shared { region, .. }, false) = (&registration.memory, registration.rights.is_empty()) {
+                region.end_export();
+            }
+        }
+    }
 }

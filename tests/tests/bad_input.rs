@@ -641,3 +641,23 @@ fn an_engine_that_goes() {
     let ports: Vec<_> = std::iter::from_fn(|| engine.add_port(None).ok()).collect();
     assert_eq!(ports.len(), verbring::MAX_PORTS - 1);
 }
+
+/// A forked child that drops an engine it inherited disturbs nobody.
+#[test]
+fn a_forked_child() {
+    let mut world = shm(small());
+    let (window, key) = world.export(4096, Rights::all());
+    let World { a, b, ab, ba, now } = world;
+    let mut ends = Some((a, b));
+    let child = verbring_tests::fork(|| {
+        drop(ends.take());
+        0
+    });
+    while child.try_wait().is_none() {}
+    let (a, b) = ends.expect("the parent's");
+    let mut world = World { a, b, ab, ba, now };
+    assert_eq!(world.control(), []);
+    world.a.push(Sqe::put_word(5, key.at(0))).unwrap();
+    assert!(world.reap().is_success());
+    assert_eq!(window.load(0), 5);
+}

@@ -471,3 +471,27 @@ fn revoked_under_work_that_cannot_be_cancelled() {
         }
     }
 }
+
+/// An import whose grant was under way when its epoch was bumped is stale from its first operation on.
+#[test]
+fn stale_when_it_arrives() {
+    for is_shm in [false, true] {
+        if is_shm { stale_grant(shm(small())) } else { stale_grant(local(small())) }
+    }
+}
+
+fn stale_grant<D: Device>(mut world: World<D>) {
+    let (_first, first_key) = world.export(4096, Rights::all());
+    let window = world.b.window(4096, Rights::all()).unwrap();
+    let remote = world.b.remote(&window).unwrap();
+    let key = world.a.import(world.ab, &remote).unwrap();
+    // The owner answers, bumps, and the importer uses another import before it hears either.
+    while world.b.control(world.now).is_some() {}
+    world.b.bump_epoch(&window).unwrap();
+    world.a.push(Sqe::put_word(1, first_key.at(0))).unwrap();
+    assert!(world.reap().is_success());
+    assert_eq!(world.a.control(world.now), Some(Notice::Imported { key }));
+    world.a.push(Sqe::put_word(77, key.at(0))).unwrap();
+    assert_eq!(world.reap().status, Status::StaleEpoch);
+    assert_eq!(window.load(0), 0);
+}

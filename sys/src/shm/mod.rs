@@ -203,7 +203,14 @@ impl Shm {
                 Err(_) => Some((Reason::User, socket)),
                 Ok(()) => {
                     self.evict_silent();
-                    self.add(socket, true, now).err().map(|(_, socket)| (Reason::Full, socket))
+                    match self.add(socket, true, now) {
+                        // Who said hello already is not silent.
+                        Ok(link) => {
+                            self.read(link);
+                            None
+                        }
+                        Err((_, socket)) => Some((Reason::Full, socket)),
+                    }
                 }
             };
             if let Some((reason, socket)) = refused {
@@ -345,6 +352,9 @@ impl Shm {
         let theirs = self.links[link.0 as usize].as_ref().and_then(|c| c.theirs.as_ref());
         // SAFETY: the connection keeps the region as long as it has imports.
         let theirs = theirs.and_then(|region| unsafe { Lane::attach(region.base()) });
+        if theirs.is_none() {
+            return Err(DeviceError::Protocol("its lane is none any more"));
+        }
         let import = Import { link: link.0, theirs, mr: grant.mr, epoch: grant.epoch };
         let Some(rkey) = self.nic.import(import) else { return Ok(None) };
         let (base, len) = (region.base().as_ptr() as u64, region.len() as u64);
@@ -437,6 +447,13 @@ unsafe impl Device for Shm {
         if !region.begin_export() {
             return Err(DeviceError::AlreadyExported);
         }
+        // Who had it from an earlier registration, and went without letting go, may have it mapped still.
+        if region.is_handed_out()
+            && let Err(error) = region.replace()
+        {
+            region.end_export();
+            return Err(region_error(error));
+        }
         let sealed = match (is_writable(rights), region.is_read_only()) {
             (true, true) => Err(DeviceError::RightsDiffer),
             (false, false) => region.seal_read_only().map_err(|_| DeviceError::RightsDiffer),
@@ -481,6 +498,10 @@ unsafe impl Device for Shm {
     }
 
     fn disconnect(&mut self, link: Link) {
+        // A forked child has copies of everything, and the connections are its parent's.
+        if std::process::id() != self.pid {
+            return;
+        }
         let Some(slot) = self.links.get_mut(link.0 as usize) else { return };
         // Queue pairs first: from then on nothing touches the lanes.
         self.nic.close(link.0);
@@ -574,12 +595,11 @@ unsafe impl Device for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // A forked child has copies of everything, and the connections are its parent's.
-        if std::process::id() != self.pid {
-            return;
-        }
         for link in 0..self.links.len() {
             self.disconnect(Link(link as u32));
+        }
+        if std::process::id() == self.pid {
+            self.mrs.end_exports();
         }
     }
 }
