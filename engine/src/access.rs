@@ -506,11 +506,7 @@ impl<D: Device> Engine<D> {
             Said::Grant { key, importer, epoch, len, rights } => {
                 let place = index(importer);
                 let info = *self.import_infos.at(place);
-                let is_awaited = info.id == importer
-                    && importer != 0
-                    && info.peer == peer
-                    && info.remote_key == key
-                    && info.state == ImportState::Requested;
+                let is_awaited = info.is_awaited(importer, peer, key);
                 let key_of_it = RemoteKey { peer: PeerId(peer), key: importer };
                 match granted {
                     Some(granted) if is_awaited && granted.base.is_multiple_of(8) => {
@@ -536,11 +532,7 @@ impl<D: Device> Engine<D> {
             }
             Said::Deny { key, importer, status } => {
                 let info = self.import_infos.at_mut(index(importer));
-                let is_awaited = info.id == importer
-                    && importer != 0
-                    && info.peer == peer
-                    && info.remote_key == key
-                    && info.state == ImportState::Requested;
+                let is_awaited = info.is_awaited(importer, peer, key);
                 if !is_awaited {
                     return None;
                 }
@@ -665,12 +657,6 @@ impl<D: Device> Engine<D> {
         let why = self.imports.at(index(sqe.key())).why_not(sqe.words[1], access, missing, Status::RemoteOutOfBounds);
         let is_elsewhere = self.import_of(key).is_some_and(|info| info.domain != self.device.caps().domain);
         if why == Status::RemoteAccess && access == Access::Atomic && is_elsewhere { Status::WrongDomain } else { why }
-    }
-
-    /// Why the signal word of an entry was refused.
-    #[cold]
-    pub(crate) fn why_not_signal(&self, sqe: &Sqe) -> Status {
-        self.why_not_remote(sqe, Access::Write)
     }
 
     /// Why the local side of an entry was refused.

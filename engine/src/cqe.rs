@@ -13,7 +13,6 @@ pub struct Cqe {
     pub imm: u32,
     /// The old value of an atomic; the length of a received message; else 0. Means nothing if `status` is an error.
     pub value: u64,
-    pub(crate) flags: u16,
 }
 
 /// In the flags of a cqe: which lap of the ring it is of. Written last.

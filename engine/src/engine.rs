@@ -457,14 +457,14 @@ impl<D: Device> Engine<D> {
 
     /// The address and device key of an entry's remote range.
     #[inline(always)]
-    fn remote_of(&self, sqe: &Sqe, access: Access, len: u32) -> Option<(u64, u32)> {
+    pub(crate) fn remote_of(&self, sqe: &Sqe, access: Access, len: u32) -> Option<(u64, u32)> {
         let memory = self.imports.at(index(sqe.key()));
         Some((memory.resolve(sqe.words[1], access, sqe.offset(), len)?, memory.device_key))
     }
 
     /// The address and registration of an entry's local range. Own memory may be both source and sink.
     #[inline(always)]
-    fn local_of(&self, sqe: &Sqe) -> Option<(*mut u8, Mr)> {
+    pub(crate) fn local_of(&self, sqe: &Sqe) -> Option<(*mut u8, Mr)> {
         let memory = self.locals.at(index(sqe.lkey()));
         let address = memory.resolve(u64::from(sqe.lkey()), Access::Read, sqe.local(), sqe.len())?;
         Some((address as *mut u8, Mr(memory.device_key)))
@@ -506,7 +506,7 @@ impl<D: Device> Engine<D> {
         };
         let put = &Wr { wr_id, len: sqe.len(), remote, rkey, local, local_mr, ..NO_WR };
         let Some(signal) = self.signal_of(sqe, put.wr_id) else {
-            return Started::Refused(self.why_not_signal(sqe));
+            return Started::Refused(self.why_not_remote(sqe, Access::Write));
         };
         // SAFETY: as in `start`.
         match unsafe { self.device.post(qp, put) } {
@@ -572,7 +572,7 @@ impl<D: Device> Engine<D> {
             let mut wcs = [Wc::new(0, Qp(0), Status::Success); WCS];
             let count = self.device.poll(now, &mut wcs).min(WCS);
             for wc in wcs.iter().take(count) {
-                self.completed(wc, now);
+                self.completed(wc);
             }
             total += count as u32;
             if count < WCS {

@@ -136,7 +136,7 @@ impl<D: Device> Engine<D> {
 
     /// The checks of `start`, without starting.
     fn check(&self, sqe: &Sqe, opcode: Opcode) -> Result<(), Status> {
-        use crate::key::{Access, index};
+        use crate::key::Access;
         use crate::sqe::MAX_INLINE;
         let (access, len) = match opcode {
             Opcode::Put | Opcode::PutSignal => (Access::Write, sqe.len()),
@@ -150,17 +150,13 @@ impl<D: Device> Engine<D> {
             _ => (Access::Atomic, 8),
         };
         if !matches!(opcode, Opcode::Send | Opcode::Flush) {
-            let remote = self.imports.at(index(sqe.key()));
-            remote.resolve(sqe.words[1], access, sqe.offset(), len).ok_or_else(|| self.why_not_remote(sqe, access))?;
+            self.remote_of(sqe, access, len).ok_or_else(|| self.why_not_remote(sqe, access))?;
         }
         if opcode == Opcode::PutSignal {
-            self.signal_of(sqe, 0).ok_or_else(|| self.why_not_signal(sqe))?;
+            self.signal_of(sqe, 0).ok_or_else(|| self.why_not_remote(sqe, Access::Write))?;
         }
         if matches!(opcode, Opcode::Put | Opcode::Get | Opcode::PutSignal | Opcode::Send) {
-            let local = self.locals.at(index(sqe.lkey()));
-            local
-                .resolve(u64::from(sqe.lkey()), Access::Read, sqe.local(), sqe.len())
-                .ok_or_else(|| self.why_not_local(sqe))?;
+            self.local_of(sqe).ok_or_else(|| self.why_not_local(sqe))?;
         }
         Ok(())
     }
@@ -231,7 +227,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// A work request ended.
-    pub(crate) fn completed(&mut self, wc: &Wc, now: u64) {
+    pub(crate) fn completed(&mut self, wc: &Wc) {
         let Some((flight, part)) = self.flights.of_wr_id(wc.wr_id) else { return };
         let entry = self.flights.at_mut(flight);
         if entry.state != State::Posted {
@@ -261,7 +257,6 @@ impl<D: Device> Engine<D> {
         if self.peers.get(peer).is_some_and(|p| p.channels.iter().any(|c| c.first_held != NONE)) {
             self.peers.set_waiting(peer, true);
         }
-        let _ = now;
     }
 
     /// What an operation that the device had ends with, if its connection is lost.

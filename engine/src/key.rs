@@ -171,6 +171,14 @@ impl ImportInfo {
     };
 }
 
+impl ImportInfo {
+    /// Whether an answer to this request is still to come.
+    pub(crate) fn is_awaited(&self, id: u32, peer: u32, remote_key: u32) -> bool {
+        let is_it = self.id == id && id != 0 && self.peer == peer && self.remote_key == remote_key;
+        is_it && self.state == ImportState::Requested
+    }
+}
+
 /// What an operation does not need of a registration.
 #[derive(Clone, Copy)]
 pub(crate) struct WindowInfo {

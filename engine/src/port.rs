@@ -211,7 +211,7 @@ impl Port {
         let raw = self.end.reap()?;
         // A number that is no status was written by no engine of this version.
         let status = Status::from_raw(raw.status).unwrap_or(Status::DeviceFault);
-        let mut cqe = Cqe { user_data: raw.user_data, status, imm: raw.imm, value: raw.value, flags: raw.flags };
+        let mut cqe = Cqe { user_data: raw.user_data, status, imm: raw.imm, value: raw.value };
         if raw.flags & BLOCK == 0 {
             return Some(Completion { cqe, buf: None });
         }
@@ -234,7 +234,7 @@ impl Port {
             // SAFETY: no operation began.
             buf = self.slab.as_mut().and_then(|slab| unsafe { slab.take_back(sqe.local() as usize, sqe.len()) });
         }
-        let cqe = Cqe { user_data: sqe.cookie(), status: Status::ConnectionLost, imm: 0, value: 0, flags: 0 };
+        let cqe = Cqe { user_data: sqe.cookie(), status: Status::ConnectionLost, imm: 0, value: 0 };
         Some(Completion { cqe, buf })
     }
 

@@ -247,11 +247,6 @@ impl Child {
         // SAFETY: our own child, which was not waited for.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
     }
-
-    /// Its process id.
-    pub fn pid(&self) -> i32 {
-        self.0
-    }
 }
 
 impl Drop for Child {

@@ -19,7 +19,7 @@ use rustix::event::epoll;
 use verbring_slab::{Arena, Pages, Region, RegionError, RegionOptions};
 
 use crate::cpu_nic::{self, Import};
-use crate::lane::{CLOSED, DEAD, LANE_BYTES, Lane, VERSION};
+use crate::lane::{CLOSED, DEAD, LANE_BYTES, Lane};
 use crate::mrs::Mrs;
 use crate::{
     Cancel, Caps, CpuNic, Device, DeviceError, Event, Granted, Link, Memory, Message, Mr, Posted, Qp, Rights, Status,
@@ -611,9 +611,3 @@ fn mark(lane: Lane, deaths: &AtomicU32) {
     }
     deaths.fetch_add(1, Ordering::AcqRel);
 }
-
-/// The version that both sides of a connection must have.
-pub const PROTOCOL_VERSION: u32 = VERSION;
-
-#[cfg(test)]
-mod tests;
