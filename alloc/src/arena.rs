@@ -1,6 +1,7 @@
 //! Fixed-capacity tables carved from one block of memory at start.
 
 use core::fmt;
+use core::marker::PhantomData;
 use core::mem::{MaybeUninit, align_of, needs_drop, size_of};
 use core::ptr::NonNull;
 
@@ -157,11 +158,29 @@ impl<T> Table<T> {
         unsafe { self.base.add((index & self.mask) as usize).as_ref() }
     }
 
+    /// The entry at `index`.
+    ///
+    /// # Safety
+    /// `index` is below the capacity.
+    #[inline(always)]
+    pub unsafe fn at_unchecked(&self, index: u32) -> &T {
+        debug_assert!(index <= self.mask);
+        // SAFETY: the caller's promise, and every entry was initialised.
+        unsafe { self.base.add(index as usize).as_ref() }
+    }
+
     /// The entry at `index` modulo the capacity.
     #[inline(always)]
     pub fn at_mut(&mut self, index: u32) -> &mut T {
         // SAFETY: as in `at`; `&mut self` makes it the only reference.
         unsafe { self.base.add((index & self.mask) as usize).as_mut() }
+    }
+
+    /// The table by value.
+    #[inline(always)]
+    pub fn view(&self) -> View<'_, T> {
+        const { assert!(size_of::<T>().is_power_of_two()) };
+        View { base: self.base, mask: self.mask as usize * size_of::<T>(), table: PhantomData }
     }
 
     /// All entries, in order.
@@ -174,6 +193,23 @@ impl<T> Table<T> {
     pub fn iter_mut(&mut self) -> core::slice::IterMut<'_, T> {
         // SAFETY: as in `iter`; `&mut self` makes it the only reference.
         unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr(), self.capacity() as usize) }.iter_mut()
+    }
+}
+
+/// A table by value, for a loop that stores through raw pointers: the fields of a borrowed table would be loaded again
+/// after each such store.
+pub struct View<'a, T> {
+    base: NonNull<T>,
+    mask: usize,
+    table: PhantomData<&'a T>,
+}
+
+impl<T> View<'_, T> {
+    /// The entry at `offset` bytes, modulo the size of the table and of an entry.
+    #[inline(always)]
+    pub fn at_offset(&self, offset: u32) -> &T {
+        // SAFETY: the masked offset is that of an entry, and every entry was initialised.
+        unsafe { self.base.byte_add(offset as usize & self.mask).as_ref() }
     }
 }
 
@@ -196,6 +232,7 @@ mod tests {
         *table.at_mut(7) += 1;
         assert_eq!(*table.at(u32::MAX), 31);
         assert_eq!(table.iter().copied().collect::<vec::Vec<_>>(), [0, 10, 20, 31]);
+        assert_eq!([0, 4, 12, 15, 16 + 8, u32::MAX].map(|o| *table.view().at_offset(o)), [0, 10, 31, 31, 20, 31]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod arena;
 mod region;
 mod slab;
 
-pub use arena::{Arena, ArenaFull, Table};
+pub use arena::{Arena, ArenaFull, Table, View};
 #[cfg(feature = "std")]
 pub use region::{Pages, Region, RegionError, RegionOptions};
 pub use slab::{Buf, MAX_CLASSES, RawBuf, SizeClass, Slab, SlabError, SlabHandle, StaleBuf};

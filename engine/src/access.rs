@@ -126,7 +126,7 @@ impl<D: Device> Engine<D> {
         *info = WindowInfo { last_id: id, mr, rights, epoch: info.epoch.wrapping_add(1), is_closing: false };
         let id = id | tag;
         *self.locals.at_mut(place) =
-            Memory { id: u64::from(id), base, read_limit: len, write_limit: len, atomic_limit: len, device_key: mr.0 };
+            Memory { id: u64::from(id), base, read_limit: len, write_limit: len, device_key: mr.0, ..Memory::NONE };
         Ok(id)
     }
 
@@ -486,7 +486,7 @@ impl<D: Device> Engine<D> {
         let peer = self.peers.get_mut(id)?;
         (peer.state, peer.node) = (PeerState::Up, node);
         for class in 0..verbring_sys::CLASSES {
-            peer.set_open(class, true);
+            self.set_open(id, class, true);
         }
         Some(Notice::Connected { peer: PeerId(id), node, incoming })
     }
@@ -589,6 +589,7 @@ impl<D: Device> Engine<D> {
             if info.rights.contains(right) && is_possible { info.len } else { 0 }
         };
         let can_do_atomics = granted.writable && self.device.caps().atomics && info.domain == self.device.caps().domain;
+        let qps = self.peers.table.at(index(key.peer.0)).qps;
         *self.imports.at_mut(place) = Memory {
             id: u64::from(key.peer.0) | u64::from(key.key) << 32,
             base: granted.base,
@@ -596,6 +597,7 @@ impl<D: Device> Engine<D> {
             write_limit: limit(Rights::WRITE, granted.writable),
             atomic_limit: limit(Rights::ATOMIC, can_do_atomics),
             device_key: granted.rkey,
+            qps,
         };
     }
 

@@ -8,7 +8,7 @@ use verbring_sys::DeviceError;
 use crate::engine::MAX_PORTS;
 use crate::flight::{Flights, MAX_FLIGHTS};
 use crate::key::{ImportInfo, MAX_INDEX, Memory, WindowInfo};
-use crate::peer::{MIN_PEERS, Peer};
+use crate::peer::Peer;
 use crate::ring::{MAX_ENTRIES, ring_bytes};
 
 /// How large an engine is, and who it is. Every size is rounded up to a power of two.
@@ -52,7 +52,7 @@ impl Config {
     /// The bytes of an arena that such an engine takes.
     pub const fn bytes(&self) -> usize {
         let windows = Table::<Memory>::capacity_for(self.max_windows);
-        let peers = Table::<Peer>::capacity_for(if self.max_peers < MIN_PEERS { MIN_PEERS } else { self.max_peers });
+        let peers = Table::<Peer>::capacity_for(self.max_peers);
         ring_bytes(self.sq_entries.next_power_of_two(), self.cq_entries.next_power_of_two())
             + Flights::bytes(self.max_outstanding)
             + Table::<Peer>::bytes(peers)

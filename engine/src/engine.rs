@@ -12,12 +12,13 @@ use verbring_sys::{CLASSES, Device, Link, Memory as DeviceMemory, Mr, Posted, Qp
 
 use crate::config::{Config, EngineError};
 use crate::cqe::{BLOCK, VALUE, block};
+use crate::fast::Fast;
 use crate::flight::Flights;
 use crate::key::{Access, ImportInfo, Memory, PeerId, WindowInfo, index};
 use crate::notice::Notice;
-use crate::peer::{MIN_PEERS, Peer, PeerState, Peers};
+use crate::peer::{Peer, PeerState, Peers};
 use crate::port::{Keep, Port};
-use crate::ring::{AppEnd, EngineEnd, Entry, Parts, ring_bytes};
+use crate::ring::{AppEnd, EngineEnd, Parts, ring_bytes};
 use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
 
 /// Ports of an engine, its own included.
@@ -140,7 +141,7 @@ impl<D: Device> Engine<D> {
             // Without std the port has nothing to keep the arena with.
             return Err(EngineError::NotStatic);
         }
-        let peers = Table::<Peer>::capacity_for(config.max_peers.max(MIN_PEERS));
+        let peers = Table::<Peer>::capacity_for(config.max_peers);
         let windows = Table::<Memory>::capacity_for(config.max_windows);
         let (sq, cq) = (config.sq_entries.next_power_of_two(), config.cq_entries.next_power_of_two());
         // SAFETY: the engine and its port keep the arena as long as they use what is carved here.
@@ -148,7 +149,7 @@ impl<D: Device> Engine<D> {
             (
                 Rings::carve(&mut arena, sq, cq)?,
                 Peers {
-                    table: arena.table(peers, Peer::free)?,
+                    table: arena.table(peers, |_| Peer::NONE)?,
                     waiting: arena.table(peers.div_ceil(64), |_| 0)?,
                     waiting_count: 0,
                 },
@@ -289,33 +290,27 @@ impl<D: Device> Engine<D> {
 
     fn submit_port(&mut self, index: usize, now: u64) -> u32 {
         let Some(port) = self.ports.get_mut(index) else { return 0 };
-        // The ring's end is a local of the loop: what the copy routines write could, for all the compiler knows, be
-        // `self`, and it would be loaded anew for each entry. Whoever else needs it gets it back first.
         let mut end = port.end;
         let room = end.cq_room(port.owed, WANTED_ROOM);
         let mut has_chain = port.chain.is_some();
         let mut taken = 0;
         while taken < room {
-            // Of the ring's memory, not of `end`, which changes below.
-            let parts = end;
-            let Some(entry) = parts.peek() else { break };
-            taken += 1;
-            // The commonest entry has a way of its own, which loads a word where it needs it.
-            let put = if has_chain { None } else { self.put_now(&entry) };
-            if let Some(Ok(())) = put {
-                if entry.first >> 40 & u64::from(SILENT) == 0 {
-                    end.complete(entry.word::<4>(), Status::Success as u16, 0, 0, 0);
+            if !has_chain {
+                let mut run = end.run(room - taken);
+                let (imports, locals) = (self.imports.view(), self.locals.view());
+                Fast { device: &mut self.device, imports, locals }.submit(&mut run);
+                let done;
+                (end, done) = end.after(run);
+                taken += done;
+                if taken == room {
+                    break;
                 }
-                end.pass();
-                continue;
             }
-            let (sqe, begun) = match put {
-                Some(Err((sqe, started))) => (sqe, Some(started)),
-                _ => (entry.load(), None),
-            };
-            end.pass();
+            let Some(sqe) = end.take() else { break };
+            taken += 1;
+            // Whoever else needs the end finds it in its place.
             self.give_back(index, end);
-            self.submit_other(index, &sqe, begun, has_chain, now);
+            self.submit_other(index, &sqe, has_chain, now);
             let Some(port) = self.ports.get(index) else { break };
             (end, has_chain) = (port.end, port.chain.is_some());
         }
@@ -324,66 +319,21 @@ impl<D: Device> Engine<D> {
         taken
     }
 
-    /// A put that nothing holds: done, or begun, with the entry as it was read. None, and nothing was done, if the entry is
-    /// not such a put, or is wrong: it has to be looked at closer.
-    #[inline(always)]
-    fn put_now(&mut self, entry: &Entry<'_>) -> Option<Result<(), (Sqe, Started)>> {
-        const FREE_BITS: u64 = (SILENT as u64) << 8 | (CLASSES as u64 - 1) << 16;
-        let first = entry.first;
-        if first >> 32 & !FREE_BITS != Opcode::Put as u64 {
-            return None;
-        }
-        let class = (first >> 48) as usize & (CLASSES - 1);
-        let (target, source, third) = (entry.word::<1>(), entry.word::<2>(), entry.word::<3>());
-        let (peer_id, key) = (target as u32, (target >> 32) as u32);
-        // Tables mask what they are asked for, so an id needs no masking before.
-        let peer = self.peers.table.at(peer_id);
-        if peer.open[class] != peer_id || self.flights.is_full() || third as u32 != 0 {
-            return None;
-        }
-        let (lkey, len) = (source as u32, (source >> 32) as u32);
-        let remote = self.imports.at(key);
-        let (remote_offset, local_offset) = (entry.word::<5>(), entry.word::<6>());
-        let address = remote.resolve(target, Access::Write, remote_offset, len)?;
-        let memory = self.locals.at(lkey);
-        let local = memory.resolve(u64::from(lkey), Access::Read, local_offset, len)?;
-        let wr = Wr {
-            wr_id: self.flights.next_wr_id(),
-            len,
-            remote: address,
-            rkey: remote.device_key,
-            local: local as *mut u8,
-            local_mr: Mr(memory.device_key),
-            ..NO_WR
-        };
-        // SAFETY: both ranges were checked against live registrations. The local bytes are a Window's: a block has a flag
-        // that the first compare refuses.
-        let posted = unsafe { self.device.post(peer.qp(class), &wr) };
-        if let Posted::Done(_) = posted {
-            return Some(Ok(()));
-        }
-        let words = [first, target, source, third, entry.word::<4>(), remote_offset, local_offset, 0];
-        Some(Err((Sqe { words }, started(posted))))
-    }
-
-    /// An entry that is no plain put, or a put that did not end at once: `begun` is what became of that.
+    /// An entry that could not be done at once.
     #[inline(never)]
-    fn submit_other(&mut self, index: usize, sqe: &Sqe, begun: Option<Started>, has_chain: bool, now: u64) {
-        if let Some(started) = begun {
-            return self.after_start(index, sqe, started, u64::MAX, 0);
-        }
+    fn submit_other(&mut self, port: usize, sqe: &Sqe, has_chain: bool, now: u64) {
         // A plain operation to a peer that nothing is held for, outside of any chain.
-        let class = (sqe.class_bits() & (CLASSES as u8 - 1)) as usize;
-        let peer = self.peers.table.at(sqe.peer());
-        let is_open = peer.open[class] == sqe.peer();
-        if is_plain(sqe) && is_open && !has_chain && !self.flights.is_full() {
-            match self.start(sqe, peer.qp(class), self.flights.next_wr_id()) {
-                Started::Done(value) => self.complete(index, sqe, Status::Success, 0, value),
-                started => self.after_start(index, sqe, started, u64::MAX, 0),
+        if is_plain(sqe) && !has_chain && !self.flights.is_full() {
+            let class = sqe.class_bits() as usize & (CLASSES - 1);
+            let qp = self.peers.get(sqe.peer()).filter(|peer| peer.is_open[class]).map(|peer| peer.qp(class));
+            if let Some(qp) = qp {
+                return match self.start(sqe, qp, self.flights.next_wr_id()) {
+                    Started::Done(value) => self.complete(port, sqe, Status::Success, 0, value),
+                    started => self.after_start(port, sqe, started, u64::MAX, 0),
+                };
             }
-        } else {
-            self.submit_slow(index, *sqe, now);
         }
+        self.submit_slow(port, *sqe, now);
     }
 
     /// Puts the end of a port's ring back where everybody finds it.
@@ -638,13 +588,13 @@ const NOT_PLAIN: [u16; 16] = {
 #[inline(always)]
 fn is_plain(sqe: &Sqe) -> bool {
     let flags = u16::from(sqe.flag_bits()) | 0x100;
-    // Opcode above 15, class above 1, reserved bits: none of these.
+    // Opcode above 15, class above 1, a deadline, reserved bits: none of these.
     let rest = (sqe.words[0] >> 32) & !(0x0f | 0xff << 8 | (CLASSES as u64 - 1) << 16);
-    flags & NOT_PLAIN[(sqe.opcode() & 15) as usize] == 0 && rest == 0 && sqe.deadline_units() == 0
+    flags & NOT_PLAIN[(sqe.opcode() & 15) as usize] == 0 && rest == 0
 }
 
 /// What an operation does not set in its work request.
-const NO_WR: Wr = Wr {
+pub(crate) const NO_WR: Wr = Wr {
     wr_id: 0,
     op: WrOp::Put,
     len: 0,

@@ -110,7 +110,7 @@ impl<D: Device> Engine<D> {
         let is_idle = peer.channels.iter().all(|c| c.first == NONE);
         let is_barrier = sqe.flag_bits() & FENCE != 0 || opcode == Opcode::Flush;
         let must_wait = opcode != Opcode::Recv
-            && (peer.open[class] != peer.id || (is_barrier && !is_idle) || (before.is_some() && channel.first != NONE));
+            && (!peer.is_open[class] || (is_barrier && !is_idle) || (before.is_some() && channel.first != NONE));
         let qp = peer.qp(class);
         if self.flights.is_full() {
             return Err(Status::TooManyOutstanding);
@@ -161,14 +161,21 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
+    /// Whether operations of a class of a peer may start at once, if that is up.
+    pub(crate) fn set_open(&mut self, id: u32, class: usize, is_open: bool) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let is_open = is_open && peer.state == PeerState::Up;
+        if let Some(place) = peer.is_open.get_mut(class) {
+            *place = is_open;
+            self.device.hold(peer.qp(class), !is_open);
+        }
+    }
+
     /// Puts an operation into its channel, to start later.
     fn hold(&mut self, port: usize, sqe: &Sqe, deadline: u64, chain: u32) -> Result<(), Status> {
         let flight = self.flights.take(*sqe, port as u8, State::Held).ok_or(Status::TooManyOutstanding)?;
         self.enter(flight, deadline, chain);
-        let class = sqe.class_bits() as usize;
-        if let Some(peer) = self.peers.get_mut(sqe.peer()) {
-            peer.set_open(class, false);
-        }
+        self.set_open(sqe.peer(), sqe.class_bits() as usize, false);
         self.peers.set_waiting(sqe.peer(), true);
         Ok(())
     }
@@ -219,9 +226,7 @@ impl<D: Device> Engine<D> {
         let sqe = entry.sqe;
         if needs_signal {
             // What follows in this class must not start before the signal.
-            if let Some(peer) = self.peers.get_mut(sqe.peer()) {
-                peer.set_open(sqe.class_bits() as usize, false);
-            }
+            self.set_open(sqe.peer(), sqe.class_bits() as usize, false);
             self.peers.set_waiting(sqe.peer(), true);
         }
     }
@@ -359,9 +364,7 @@ impl<D: Device> Engine<D> {
             }
             let flight = channel.first_held;
             if flight == NONE {
-                if let Some(peer) = self.peers.get_mut(id) {
-                    peer.set_open(class, true);
-                }
+                self.set_open(id, class, true);
                 return false;
             }
             let entry = *self.flights.at(flight);
@@ -545,7 +548,7 @@ impl<D: Device> Engine<D> {
         }
         peer.state = PeerState::Failed(cause);
         for class in 0..verbring_sys::CLASSES {
-            peer.set_open(class, false);
+            self.set_open(id, class, false);
         }
         self.for_each_of(id, |engine, flight| {
             let entry = engine.flights.at_mut(flight);

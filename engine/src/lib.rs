@@ -21,6 +21,7 @@ mod access;
 mod config;
 mod cqe;
 mod engine;
+mod fast;
 mod flight;
 mod held;
 mod key;

@@ -18,12 +18,12 @@ pub enum PeerState {
     Failed(Status),
 }
 
-/// One peer: the first line is all that an operation looks at when nothing is pending.
+/// One peer.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Peer {
-    /// For each class its id if an operation may start at once, else an id of another place, which nobody looks for here.
-    pub(crate) open: [u32; CLASSES],
+    /// For each class whether an operation may start at once: the peer is up, and nothing is held.
+    pub(crate) is_open: [bool; CLASSES],
     pub(crate) qps: [Qp; CLASSES],
     /// 0: the place is free.
     pub(crate) id: u32,
@@ -35,17 +35,12 @@ pub(crate) struct Peer {
     pub(crate) channels: [Channel; CLASSES],
 }
 
-/// The least places of the table: with two, each has another.
-pub(crate) const MIN_PEERS: u32 = 2;
-
-/// An id that is of another place than `place`.
-const fn elsewhere(place: u32) -> u32 {
-    index(place) ^ 1
-}
+const _: () = assert!(size_of::<Peer>() == 64);
 
 impl Peer {
-    const NONE: Peer = Peer {
-        open: [0; CLASSES],
+    /// A place that is free.
+    pub(crate) const NONE: Peer = Peer {
+        is_open: [false; CLASSES],
         qps: [Qp(0); CLASSES],
         id: 0,
         last_id: 0,
@@ -54,19 +49,6 @@ impl Peer {
         node: 0,
         channels: [Channel::EMPTY; CLASSES],
     };
-
-    /// A place that is free.
-    pub(crate) fn free(place: u32) -> Peer {
-        Peer { open: [elsewhere(place); CLASSES], ..Peer::NONE }
-    }
-
-    /// Sets whether operations of a class may start at once.
-    pub(crate) fn set_open(&mut self, class: usize, is_open: bool) {
-        let id = self.id;
-        if let Some(open) = self.open.get_mut(class) {
-            *open = if is_open && self.state == PeerState::Up { id } else { elsewhere(id) };
-        }
-    }
 
     #[inline(always)]
     pub(crate) fn channel(&self, class: usize) -> &Channel {
@@ -98,13 +80,11 @@ pub(crate) struct Peers {
 impl Peers {
     /// A place for a new connection; none if all are taken.
     pub(crate) fn add(&mut self, link: Link, qps: [Qp; CLASSES], state: PeerState, node: u64) -> Option<PeerId> {
-        let place = self.table.iter().position(|p| p.id == 0)? as u32;
-        let peer = self.table.at_mut(place);
-        let id = next_id(peer.last_id, place);
-        *peer = Peer { id, last_id: id, link, qps, state, node, ..Peer::free(place) };
-        for class in 0..CLASSES {
-            peer.set_open(class, true);
-        }
+        let index = self.table.iter().position(|p| p.id == 0)? as u32;
+        let peer = self.table.at_mut(index);
+        let id = next_id(peer.last_id, index);
+        let is_open = [state == PeerState::Up; CLASSES];
+        *peer = Peer { id, last_id: id, link, qps, state, node, is_open, ..Peer::NONE };
         Some(PeerId(id))
     }
 
@@ -151,7 +131,7 @@ mod tests {
         fn model(steps in prop::collection::vec((any::<bool>(), any::<usize>()), 1..200)) {
             let mut arena = Arena::from_region(Region::private(1 << 16, RegionOptions::default()).unwrap());
             // SAFETY: the arena outlives the peers.
-            let (table, waiting) = unsafe { (arena.table(8, Peer::free).unwrap(), arena.table(1, |_| 0u64).unwrap()) };
+            let (table, waiting) = unsafe { (arena.table(8, |_| Peer::NONE).unwrap(), arena.table(1, |_| 0u64).unwrap()) };
             let mut peers = Peers { table, waiting, waiting_count: 0 };
             let mut live: BTreeMap<u32, u64> = BTreeMap::new();
             let mut gone: Vec<u32> = Vec::new();
@@ -176,7 +156,7 @@ mod tests {
                 for (id, node) in &live {
                     prop_assert_eq!(peers.get(*id).unwrap().node, *node);
                     prop_assert_eq!(peers.by_link(Link(*node as u32)), Some(*id));
-                    prop_assert_eq!(peers.get(*id).unwrap().open, [*id; CLASSES]);
+                    prop_assert_eq!(peers.get(*id).unwrap().is_open, [true; CLASSES]);
                 }
                 prop_assert!(gone.iter().all(|id| peers.get(*id).is_none()) && peers.get(0).is_none());
                 let waiting: u32 = peers.waiting.iter().map(|w| w.count_ones()).sum();

@@ -208,6 +208,15 @@ impl Port {
     /// Takes the oldest completion.
     #[inline(always)]
     pub fn reap(&mut self) -> Option<Completion> {
+        if let Some(user_data) = self.end.reap_success() {
+            let cqe = Cqe { user_data, status: Status::Success, imm: 0, value: 0 };
+            return Some(Completion { cqe, buf: None });
+        }
+        self.reap_other()
+    }
+
+    #[inline(always)]
+    fn reap_other(&mut self) -> Option<Completion> {
         let raw = self.end.reap()?;
         // A number that is no status was written by no engine of this version.
         let status = Status::from_raw(raw.status).unwrap_or(Status::DeviceFault);

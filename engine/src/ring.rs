@@ -15,6 +15,7 @@
 //! first (last) word, which is stored last, with Release. The watermarks only say how much room there is, and are stored
 //! once a batch. Each side keeps its own positions to itself; what the other side wrote is loaded once, and checked.
 
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 use crate::cqe::{PHASE, VALUE};
@@ -173,88 +174,170 @@ pub(crate) struct RawCqe {
     pub(crate) value: u64,
 }
 
+/// Completions that the application takes before it says so, at most.
+const TELL_AFTER: u32 = 32;
+
 /// The application's end.
 pub(crate) struct AppEnd {
     parts: Parts,
-    sq_tail: u32,
-    /// The engine's watermark, as last seen.
+    /// The next entry's place and sequence number, and the first number for which one has to look whether it fits.
+    slot: *const [AtomicU64; SQE_WORDS],
+    sequence: u32,
+    sq_limit: u32,
+    /// The next completion, its last word if it is a success without a value, and how many more come before the watermark
+    /// is told or the ring wraps.
+    cqe: *const [AtomicU64; 2],
+    success: u64,
+    cq_left: u32,
+    /// The position at which `cq_left` is 0.
+    cq_turn: u32,
+    /// The watermark.
+    cq_told: u32,
+    /// Entries that the engine took, as last seen.
     sq_head: u32,
-    cq_head: u32,
 }
+
+// SAFETY: all access to the ring is by atomics.
+unsafe impl Send for AppEnd {}
 
 impl AppEnd {
     pub(crate) fn new(parts: Parts) -> AppEnd {
-        AppEnd { parts, sq_tail: 0, sq_head: 0, cq_head: 0 }
+        AppEnd::at(parts, 0, 0)
     }
 
-    /// Room for so many entries, by what was seen of the engine last.
-    #[inline(always)]
-    fn sq_room(&self) -> u32 {
-        (self.parts.sq_mask + 1).wrapping_sub(self.sq_tail.wrapping_sub(self.sq_head))
+    /// An end at these positions.
+    fn at(parts: Parts, sq: u32, cq: u32) -> AppEnd {
+        let mut end = AppEnd {
+            parts,
+            slot: parts.sqe(sq),
+            sequence: sq.wrapping_add(1),
+            sq_limit: sq.wrapping_add(1),
+            cqe: parts.cqe(cq),
+            success: 0,
+            cq_left: 0,
+            cq_turn: cq,
+            cq_told: cq,
+            sq_head: sq,
+        };
+        end.turn();
+        end
     }
 
     /// Puts an entry into the ring; false if it is full.
     #[inline(always)]
     pub(crate) fn push(&mut self, sqe: &Sqe) -> bool {
-        if self.sq_room() == 0 && !self.look_for_room() {
+        if self.sequence == self.sq_limit && !self.look_for_room() {
             return false;
         }
-        let slot = self.parts.sqe(self.sq_tail);
-        let sequence = self.sq_tail.wrapping_add(1);
-        self.sq_tail = sequence;
-        for (i, (to, from)) in slot.iter().zip(sqe.words).enumerate().skip(1) {
-            // An operand is written by operations that have one; what stands there else is not looked at.
-            if i < 7 || Self::has_operand(sqe) {
-                to.store(from, Ordering::Relaxed);
+        // SAFETY: the place of the next entry is in the ring while there is room, and the ring's memory is valid as long
+        // as its ends.
+        let slot = unsafe { &*self.slot };
+        self.slot = self.slot.wrapping_add(1);
+        let sequence = self.sequence;
+        self.sequence = sequence.wrapping_add(1);
+        for (i, word) in slot.iter().enumerate().skip(1) {
+            if sqe.has_word(i) {
+                word.store(sqe.words[i], Ordering::Relaxed);
             }
         }
         slot[0].store(sqe.words[0] & !0xffff_ffff | u64::from(sequence), Ordering::Release);
         true
     }
 
-    #[inline(always)]
-    fn has_operand(sqe: &Sqe) -> bool {
-        use crate::sqe::Opcode;
-        const PUT: u8 = Opcode::Put as u8;
-        const GET: u8 = Opcode::Get as u8;
-        !matches!(sqe.opcode(), PUT | GET)
+    /// Entries ever pushed.
+    fn sq_tail(&self) -> u32 {
+        self.sequence.wrapping_sub(1)
     }
 
+    /// Finds out how many entries fit before the ring wraps.
     #[cold]
     #[inline(never)]
     fn look_for_room(&mut self) -> bool {
         // SAFETY: the ring's memory is valid as long as its ends.
         let head = unsafe { self.parts.sq_watermark.as_ref() }.load(Ordering::Acquire);
+        let (capacity, tail) = (self.parts.sq_mask + 1, self.sq_tail());
         // A watermark that is not between what was taken and what was pushed is made up: no room.
-        if self.sq_tail.wrapping_sub(head) > self.parts.sq_mask + 1 {
-            return false;
+        if tail.wrapping_sub(head) <= capacity {
+            self.sq_head = head;
         }
-        self.sq_head = head;
-        self.sq_room() != 0
+        let room = capacity - tail.wrapping_sub(self.sq_head);
+        self.slot = self.parts.sqe(tail);
+        let left = room.min(capacity - (tail & self.parts.sq_mask));
+        self.sq_limit = self.sequence.wrapping_add(left);
+        left != 0
+    }
+
+    /// Takes the oldest completion, if it is a success without a value: its user_data.
+    #[inline(always)]
+    pub(crate) fn reap_success(&mut self) -> Option<u64> {
+        // SAFETY: it lies in the ring, whose memory is valid as long as its ends.
+        let slot = unsafe { &*self.cqe };
+        if slot[1].load(Ordering::Acquire) != self.success {
+            return None;
+        }
+        let user_data = slot[0].load(Ordering::Relaxed);
+        self.took();
+        Some(user_data)
     }
 
     /// Takes the oldest completion.
     #[inline(always)]
     pub(crate) fn reap(&mut self) -> Option<RawCqe> {
-        let at = self.cq_head;
-        let slot = self.parts.cqe(at);
+        // SAFETY: as above.
+        let slot = unsafe { &*self.cqe };
         let last = slot[1].load(Ordering::Acquire);
-        let flags = (last >> 16) as u16;
-        if flags & PHASE != self.parts.phase(at) {
+        if (last ^ self.success) & u64::from(PHASE) << 16 != 0 {
+            self.tell();
             return None;
         }
+        let flags = (last >> 16) as u16;
         let user_data = slot[0].load(Ordering::Relaxed);
-        let value = if flags & VALUE != 0 { self.parts.value(at).load(Ordering::Relaxed) } else { 0 };
-        self.cq_head = at.wrapping_add(1);
-        // SAFETY: the ring's memory is valid as long as its ends.
-        unsafe { self.parts.cq_watermark.as_ref() }.store(self.cq_head, Ordering::Release);
+        let value = if flags & VALUE != 0 { self.parts.value(self.cq_head()).load(Ordering::Relaxed) } else { 0 };
+        self.took();
         Some(RawCqe { user_data, status: last as u16, flags, imm: (last >> 32) as u32, value })
+    }
+
+    #[inline(always)]
+    fn took(&mut self) {
+        self.cqe = self.cqe.wrapping_add(1);
+        self.cq_left -= 1;
+        if self.cq_left == 0 {
+            self.turn();
+        }
+    }
+
+    /// The position of the next completion.
+    #[inline(always)]
+    fn cq_head(&self) -> u32 {
+        self.cq_turn.wrapping_sub(self.cq_left)
+    }
+
+    /// Tells the engine what was taken; nothing is written if that is old.
+    #[inline(always)]
+    fn tell(&mut self) {
+        if self.cq_told != self.cq_head() {
+            self.cq_told = self.cq_head();
+            // SAFETY: the ring's memory is valid as long as its ends.
+            unsafe { self.parts.cq_watermark.as_ref() }.store(self.cq_told, Ordering::Release);
+        }
+    }
+
+    /// Tells, and goes on at the beginning of the ring if this was its end.
+    #[cold]
+    #[inline(never)]
+    fn turn(&mut self) {
+        self.tell();
+        let (at, capacity) = (self.cq_turn, self.parts.cq_mask + 1);
+        self.cqe = self.parts.cqe(at);
+        self.success = u64::from(self.parts.phase(at)) << 16;
+        self.cq_left = (capacity - (at & self.parts.cq_mask)).min(TELL_AFTER).min(capacity.div_ceil(8));
+        self.cq_turn = at.wrapping_add(self.cq_left);
     }
 
     /// The oldest entry that an engine which is gone did not take.
     pub(crate) fn untaken(&mut self) -> Option<Sqe> {
         self.look_for_room();
-        if self.sq_head == self.sq_tail {
+        if self.sq_head == self.sq_tail() {
             return None;
         }
         let at = self.sq_head;
@@ -274,6 +357,83 @@ impl AppEnd {
     pub(crate) fn leave(&self) {
         // SAFETY: the ring's memory is valid as long as its ends.
         unsafe { self.parts.app_gone.as_ref() }.store(1, Ordering::Release);
+    }
+}
+
+/// Entries in a row and completions in a row, as far as neither ring wraps: the engine's end by value, for its loop.
+pub(crate) struct Run<'a> {
+    slot: *const [AtomicU64; SQE_WORDS],
+    end: *const [AtomicU64; SQE_WORDS],
+    /// The first word of the next entry of the row: shape above, sequence number below.
+    next: u64,
+    cqe: *const [AtomicU64; 2],
+    /// The last word of a success without a value.
+    success: u64,
+    cqes: *const [AtomicU64; 2],
+    values: *const AtomicU64,
+    ring: PhantomData<&'a EngineEnd>,
+}
+
+impl<'a> Run<'a> {
+    /// The shape of the next entry: the upper half of its first word. None if there is none in the run.
+    #[inline(always)]
+    pub(crate) fn shape(&self) -> Option<u32> {
+        if self.slot == self.end {
+            return None;
+        }
+        // SAFETY: below the end of the run, which lies in the ring.
+        let first = unsafe { &*self.slot }[0].load(Ordering::Acquire);
+        (first as u32 == self.next as u32).then_some((first >> 32) as u32)
+    }
+
+    /// A row of entries of a shape begins.
+    #[inline(always)]
+    pub(crate) fn row(&mut self, shape: u32) {
+        self.next = u64::from(self.next as u32) | u64::from(shape) << 32;
+    }
+
+    /// The next entry, if there is one and it is of the row.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> Option<Entry<'a>> {
+        if self.slot == self.end {
+            return None;
+        }
+        // SAFETY: below the end of the run, which lies in the ring.
+        let words = unsafe { &*self.slot };
+        let first = words[0].load(Ordering::Acquire);
+        (first == self.next).then_some(Entry { first, words })
+    }
+
+    /// The next entry is done with.
+    #[inline(always)]
+    pub(crate) fn pass(&mut self) {
+        self.slot = self.slot.wrapping_add(1);
+        // A run ends before the sequence number wraps.
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Writes the completion of an entry, once an entry: success, without a value.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, user_data: u64) {
+        self.write(user_data, self.success);
+    }
+
+    /// The same with flags and a value.
+    #[inline(always)]
+    pub(crate) fn complete_value(&mut self, user_data: u64, flags: u16, value: u64) {
+        let offset = (self.cqe as usize).wrapping_sub(self.cqes as usize) / 2;
+        // SAFETY: a value for each cqe, of half its size.
+        unsafe { &*self.values.byte_add(offset) }.store(value, Ordering::Relaxed);
+        self.write(user_data, self.success | u64::from(flags) << 16);
+    }
+
+    #[inline(always)]
+    fn write(&mut self, user_data: u64, last: u64) {
+        // SAFETY: a run has a cqe for each of its entries.
+        let cqe = unsafe { &*self.cqe };
+        self.cqe = self.cqe.wrapping_add(1);
+        cqe[0].store(user_data, Ordering::Relaxed);
+        cqe[1].store(last, Ordering::Release);
     }
 }
 
@@ -297,7 +457,7 @@ impl Entry<'_> {
     pub(crate) fn load(&self) -> Sqe {
         let mut sqe = Sqe { words: [self.first, 0, 0, 0, 0, 0, 0, 0] };
         for i in 1..SQE_WORDS {
-            if i < 7 || AppEnd::has_operand(&sqe) {
+            if sqe.has_word(i) {
                 sqe.words[i] = self.words[i].load(Ordering::Relaxed);
             }
         }
@@ -322,25 +482,47 @@ impl EngineEnd {
         EngineEnd { parts, sq_head: 0, sq_told: 0, cq_tail: 0, cq_head: 0 }
     }
 
+    /// The entries from the oldest on, `limit` at most and for which there is room.
+    #[inline(always)]
+    pub(crate) fn run(&self, limit: u32) -> Run<'_> {
+        let Parts { sq_mask, cq_mask, .. } = self.parts;
+        let (sq_at, cq_at) = (self.sq_head & sq_mask, self.cq_tail & cq_mask);
+        let len = limit.min(sq_mask + 1 - sq_at).min(cq_mask + 1 - cq_at).min(self.sq_head ^ u32::MAX);
+        let slot = self.parts.sqe(self.sq_head) as *const [AtomicU64; SQE_WORDS];
+        Run {
+            slot,
+            end: slot.wrapping_add(len as usize),
+            next: u64::from(self.sq_head.wrapping_add(1)),
+            cqe: self.parts.cqe(self.cq_tail),
+            success: u64::from(self.parts.phase(self.cq_tail)) << 16,
+            cqes: self.parts.cqes.as_ptr().cast(),
+            values: self.parts.values.as_ptr(),
+            ring: PhantomData,
+        }
+    }
+
+    /// This end after a run: how many entries were done with.
+    #[inline(always)]
+    pub(crate) fn after(&self, run: Run<'_>) -> (EngineEnd, u32) {
+        let sq_head = (run.next as u32).wrapping_sub(1);
+        let done = ((run.cqe as usize).wrapping_sub(run.cqes as usize) / size_of::<[AtomicU64; 2]>()) as u32;
+        let cq_tail = (self.cq_tail & !self.parts.cq_mask).wrapping_add(done);
+        (EngineEnd { sq_head, cq_tail, ..*self }, sq_head.wrapping_sub(self.sq_head))
+    }
+
     /// The oldest entry, if there is one, in its place.
     #[inline(always)]
-    pub(crate) fn peek(&self) -> Option<Entry<'_>> {
+    fn peek(&self) -> Option<Entry<'_>> {
         let words = self.parts.sqe(self.sq_head);
         let first = words[0].load(Ordering::Acquire);
         (first as u32 == self.sq_head.wrapping_add(1)).then_some(Entry { first, words })
-    }
-
-    /// The oldest entry is done with.
-    #[inline(always)]
-    pub(crate) fn pass(&mut self) {
-        self.sq_head = self.sq_head.wrapping_add(1);
     }
 
     /// Takes the oldest entry whole.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<Sqe> {
         let sqe = self.peek()?.load();
-        self.pass();
+        self.sq_head = self.sq_head.wrapping_add(1);
         Some(sqe)
     }
 
@@ -445,7 +627,7 @@ mod tests {
     }
 
     fn entry(i: u64) -> Sqe {
-        Sqe { words: [7 << 32, i, i * 2, i * 3, i, i * 5, i * 6, i * 7] }
+        Sqe { words: [7 << 32 | 1 << 56, i, i * 2, i * 3, i, i * 5, i * 6, i * 7] }
     }
 
     fn check_entry(sqe: &Sqe, i: u64) {
@@ -461,13 +643,13 @@ mod tests {
     proptest! {
         /// Against two queues, with positions that start just before they wrap at 2^32.
         #[test]
-        fn model(steps in prop::collection::vec(0u8..4, 1..500), start in prop::sample::select(&[0u32, u32::MAX - 20])) {
+        fn model(steps in prop::collection::vec(0u8..6, 1..500), start in prop::sample::select(&[0u32, u32::MAX - 20])) {
             let parts = parts(8, 4);
-            let (mut app, mut engine) = (AppEnd::new(parts), EngineEnd::new(parts));
-            (app.sq_tail, app.sq_head, engine.sq_head, engine.sq_told) = (start, start, start, start);
             // The cq starts in the lap whose cqes are not there yet: a multiple of two laps.
             let cq_start = start & !7;
-            (app.cq_head, engine.cq_tail, engine.cq_head) = (cq_start, cq_start, cq_start);
+            let (mut app, mut engine) = (AppEnd::at(parts, start, cq_start), EngineEnd::new(parts));
+            (engine.sq_head, engine.sq_told) = (start, start);
+            (engine.cq_tail, engine.cq_head) = (cq_start, cq_start);
             start_at(&parts, cq_start, start);
             let (mut sq, mut cq) = (VecDeque::new(), VecDeque::new());
             let (mut next, mut done) = (1u64, 0u64);
@@ -495,10 +677,34 @@ mod tests {
                         if room > 0 {
                             done += 1;
                             engine.complete(done, 5, VALUE, 1, done);
-                            cq.push_back(done);
+                            cq.push_back((done, done));
                         }
                     }
-                    _ => prop_assert_eq!(app.reap().map(|c| (c.user_data, c.value)), cq.pop_front().map(|d| (d, d))),
+                    3 => {
+                        let room = engine.cq_room(0, 4);
+                        let mut run = engine.run(room.min(3));
+                        while let Some(shape) = run.shape() {
+                            run.row(shape);
+                            while let Some(entry) = run.next() {
+                                prop_assert_eq!(Some(entry.word::<1>()), sq.pop_front());
+                                done += 1;
+                                // Not each has a completion.
+                                if done % 3 != 0 {
+                                    run.complete(done);
+                                    cq.push_back((done, 0));
+                                }
+                                run.pass();
+                            }
+                        }
+                        (engine, _) = engine.after(run);
+                        engine.tell();
+                    }
+                    4 => {
+                        if let Some(user_data) = app.reap_success() {
+                            prop_assert_eq!(Some((user_data, 0)), cq.pop_front());
+                        }
+                    }
+                    _ => prop_assert_eq!(app.reap().map(|c| (c.user_data, c.value)), cq.pop_front()),
                 }
             }
         }
@@ -546,7 +752,7 @@ mod tests {
                 let reaped = (0..8).filter(|_| app.reap().is_some()).count();
                 prop_assert!(reaped <= 4, "one lap at most");
                 app.push(&entry(1));
-                prop_assert!(app.sq_tail.wrapping_sub(app.sq_head) <= 4);
+                prop_assert!(app.sq_tail().wrapping_sub(app.sq_head) <= 4);
             }
         }
 

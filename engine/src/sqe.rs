@@ -86,6 +86,8 @@ pub(crate) const LINK: u8 = SqeFlags::LINK.bits();
 pub(crate) const SILENT: u8 = SqeFlags::SILENT.bits();
 pub(crate) const ADD: u8 = SqeFlags::ADD.bits();
 pub(crate) const BUF: u8 = SqeFlags::BUF.bits();
+/// In the last byte of the first word: there is a deadline.
+const TIMED: u8 = 1;
 
 /// The most bytes of a `put_inline`.
 pub const MAX_INLINE: u32 = 16;
@@ -288,6 +290,7 @@ impl Sqe {
         let units = (deadline_ns.saturating_add(1023) >> 10) as u32;
         // 0 stands for none: one unit later.
         let units = if units == 0 { 1 } else { units };
+        self.words[0] |= (TIMED as u64) << 56;
         self.words[3] = self.words[3] & !0xffff_ffff | units as u64;
         self
     }
@@ -320,7 +323,7 @@ impl Sqe {
 
     #[inline(always)]
     pub(crate) const fn reserved(&self) -> u8 {
-        (self.words[0] >> 56) as u8
+        (self.words[0] >> 56) as u8 & !TIMED
     }
 
     #[inline(always)]
@@ -343,9 +346,29 @@ impl Sqe {
         (self.words[2] >> 32) as u32
     }
 
+    /// 0: none.
     #[inline(always)]
     pub(crate) const fn deadline_units(&self) -> u32 {
-        self.words[3] as u32
+        if self.is_timed() { self.words[3] as u32 } else { 0 }
+    }
+
+    #[inline(always)]
+    const fn is_timed(&self) -> bool {
+        (self.words[0] >> 56) as u8 & TIMED != 0
+    }
+
+    /// Whether word `i` means something, by the first one. What stands in the others is not written, and not looked at.
+    #[inline(always)]
+    pub(crate) const fn has_word(&self, i: usize) -> bool {
+        const PUT: u8 = Opcode::Put as u8;
+        const GET: u8 = Opcode::Get as u8;
+        const PUT_SIGNAL: u8 = Opcode::PutSignal as u8;
+        const SEND: u8 = Opcode::Send as u8;
+        match i {
+            3 => self.is_timed() || matches!(self.opcode(), PUT_SIGNAL | SEND),
+            7 => !matches!(self.opcode(), PUT | GET),
+            _ => true,
+        }
     }
 
     #[inline(always)]
@@ -407,7 +430,7 @@ mod tests {
             .deadline(5 << 10);
         let bytes: std::vec::Vec<u8> = sqe.words.iter().flat_map(|w| w.to_le_bytes()).collect();
         assert_eq!(bytes[..4], [0; 4], "sequence, set by the ring");
-        assert_eq!(bytes[4..8], [4, 0b10101, 1, 0], "opcode, flags, class, reserved");
+        assert_eq!(bytes[4..8], [4, 0b10101, 1, 1], "opcode, flags, class, whether there is a deadline");
         assert_eq!(bytes[8..16], [0x44, 0x33, 0x22, 0x11, 0x88, 0x77, 0x66, 0x55], "peer, key");
         assert_eq!(bytes[16..24], [0xdd, 0xcc, 0xbb, 0xaa, 4, 3, 2, 1], "lkey, len");
         assert_eq!(bytes[24..32], [5, 0, 0, 0, 0xd, 0xc, 0xb, 0xa], "deadline, aux");

@@ -4,6 +4,7 @@
 //! see through (or, on other machines, byte by byte with relaxed atomics), so a race is a matter of bytes, not of
 //! undefined behaviour. A range has no order inside; an aligned word of up to 8 bytes that is copied alone is not torn.
 
+use core::hint::cold_path;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// From this length on a put or get bypasses the cache: it is larger than what a consumer would find there
@@ -42,11 +43,25 @@ pub unsafe fn copy_words(to: *mut u8, first: u64, second: u64, len: u32) {
 /// `to` is valid for writes and `from` for reads of `len` bytes, and they do not overlap unless they are the same.
 #[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's promise.
+    _ = unsafe { copy_up_to(to, from, len, usize::MAX) };
+}
+
+/// Copies a range, unless it is longer than `max` (64 or more): whether it did.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+pub unsafe fn copy_up_to(to: *mut u8, from: *const u8, len: usize, max: usize) -> bool {
     // SAFETY: the caller's promise; each branch stays inside `len`.
     unsafe {
         if len == 8 {
             raw::store8(to, raw::load8(from));
         } else if len > 64 {
+            cold_path();
+            if len > max {
+                return false;
+            }
             copy_long(to, from, len);
         } else if len > 16 {
             raw::copy_17_to_64(to, from, len);
@@ -54,6 +69,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
             copy_short(to, from, len);
         }
     }
+    true
 }
 
 /// Up to 16 bytes: two moves that overlap.

@@ -4,6 +4,7 @@
 //! `post`; long copies are cut into slices, one a poll for each queue pair, so that another class gets through; sends
 //! wait for credit. The control side (who is connected, what is mapped where) belongs to the devices built on this.
 
+use core::hint::cold_path;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -35,6 +36,8 @@ pub(crate) const fn caps(name: &'static str) -> Caps {
 pub struct CpuNic {
     /// Class by class, so that the urgent ones are polled first: index is class * links + link.
     qps: Table<CpuQp>,
+    /// For each queue pair whether work may be done at once.
+    gates: Table<Gate>,
     /// `DEPTH` entries for each queue pair.
     pending: Table<Pending>,
     receives: Table<Receive>,
@@ -47,14 +50,39 @@ pub struct CpuNic {
 // SAFETY: the pointers in it name memory that the contract of `Device::post` and of `Lane` keeps valid.
 unsafe impl Send for CpuNic {}
 
-struct CpuQp {
-    /// 0: up, and nothing is pending, so work may be done at once. Else the number of pending work requests, and `DOWN`.
-    gate: u32,
-    /// The status that everything ends with once the queue pair is down.
-    cause: Status,
-    /// The other side's door, valid while the queue pair is up, and what was seen there last.
+/// One compare says that a queue pair is up, that nothing is pending or held there, and that the other side revoked nothing since
+/// this one looked: while all that is so, it is the other side's door and what was seen there.
+struct Gate {
     door: NonNull<AtomicU64>,
     seen: u64,
+}
+
+/// A door that nobody opens.
+static SHUT: AtomicU64 = AtomicU64::new(0);
+
+impl Gate {
+    fn shut() -> Gate {
+        Gate { door: NonNull::from(&SHUT), seen: 1 }
+    }
+
+    #[inline(always)]
+    fn is_open(&self) -> bool {
+        // SAFETY: a gate has the door of a queue pair that is up, or a static one.
+        unsafe { self.door.as_ref() }.load(Ordering::Acquire) == self.seen
+    }
+}
+
+struct CpuQp {
+    /// The status that everything ends with; none while the queue pair is up.
+    down: Option<Status>,
+    /// Pending work requests.
+    queued: u32,
+    /// See [`Device::hold`](crate::Device::hold).
+    is_held: bool,
+    /// The other side's door, valid while the queue pair is up.
+    door: NonNull<AtomicU64>,
+    /// What was seen there when no import from there was stale; none if that is not known.
+    seen: Option<u64>,
     /// Ring positions in `pending` and `receives`.
     first: u32,
     received: u32,
@@ -63,9 +91,6 @@ struct CpuQp {
     surplus: u32,
     ends: Option<Ends>,
 }
-
-/// In `CpuQp::gate`.
-const DOWN: u32 = 1 << 31;
 
 struct Ends {
     inbox: Inbox,
@@ -126,6 +151,7 @@ impl CpuNic {
     pub const fn bytes(links: u32, imports: u32) -> usize {
         let qps = links * CLASSES as u32;
         Table::<CpuQp>::bytes(qps)
+            + Table::<Gate>::bytes(qps)
             + Table::<Pending>::bytes(qps * DEPTH)
             + Table::<Receive>::bytes(qps * DEPTH)
             + Table::<u64>::bytes(qps.div_ceil(64))
@@ -143,6 +169,7 @@ impl CpuNic {
         unsafe {
             Ok(CpuNic {
                 qps: arena.table(qps, |_| CpuQp::new())?,
+                gates: arena.table(qps, |_| Gate::shut())?,
                 pending: arena.table(qps * DEPTH, |_| Pending { wr: NO_WR, done: 0 })?,
                 receives: arena.table(qps * DEPTH, |_| Receive { wr_id: 0, local: core::ptr::null_mut(), room: 0 })?,
                 busy: arena.table(qps.div_ceil(64), |_| 0)?,
@@ -177,11 +204,12 @@ impl CpuNic {
             let qp = self.qp(link, class);
             let q = self.qps.at_mut(qp.0);
             *q = CpuQp::new();
-            q.gate = 0;
+            q.down = None;
             q.door = NonNull::from(theirs.door());
             // Whatever happened before is part of what will be granted.
-            q.seen = theirs.door().load(Ordering::Acquire) & !(CLOSED | DEAD);
+            q.seen = Some(theirs.door().load(Ordering::Acquire) & !(CLOSED | DEAD));
             q.ends = Some(Ends { inbox: ours.inbox(class), outbox: theirs.outbox(class), ours });
+            self.set_gate(qp.0);
         }
     }
 
@@ -190,9 +218,9 @@ impl CpuNic {
         for class in 0..CLASSES {
             let qp = self.qp(link, class);
             let q = self.qps.at_mut(qp.0);
-            if q.gate & DOWN == 0 {
-                q.gate |= DOWN;
-                q.cause = cause;
+            if q.down.is_none() {
+                q.down = Some(cause);
+                self.set_gate(qp.0);
                 self.set_busy(qp.0);
             }
         }
@@ -207,6 +235,7 @@ impl CpuNic {
         for class in 0..CLASSES {
             let qp = self.qp(link, class);
             *self.qps.at_mut(qp.0) = CpuQp::new();
+            self.set_gate(qp.0);
         }
         for import in self.imports.iter_mut() {
             if import.theirs.is_some() && import.link == link {
@@ -218,15 +247,14 @@ impl CpuNic {
     /// Why a queue pair is down; none while it is up.
     #[inline]
     pub fn down(&self, qp: Qp) -> Option<Status> {
-        let q = self.qps.at(qp.0);
-        (q.gate & DOWN != 0).then_some(q.cause)
+        self.qps.at(qp.0).down
     }
 
     /// Looks at the door of a connection, which may have been closed by its owner or by this side's watcher.
     pub(crate) fn look_at_door(&mut self, link: u32) {
         let qp = self.qp(link, 0);
         let q = self.qps.at(qp.0);
-        if q.gate & DOWN == 0 {
+        if q.down.is_none() {
             // SAFETY: the queue pair is up.
             let door = unsafe { q.door.as_ref() }.load(Ordering::Acquire);
             if let Some(cause) = gone(door) {
@@ -240,11 +268,8 @@ impl CpuNic {
         // Without a lane it would be a free place.
         import.theirs?;
         let rkey = self.imports.iter().position(|i| i.theirs.is_none())? as u32;
-        // It may be stale already: no door looks like this, so the next operation is checked.
-        for class in 0..CLASSES {
-            let qp = self.qp(import.link, class);
-            self.qps.at_mut(qp.0).seen = CLOSED | DEAD;
-        }
+        // It may be stale already: the next operation is checked.
+        self.set_seen(import.link, None);
         *self.imports.at_mut(rkey) = import;
         Some(rkey)
     }
@@ -273,11 +298,25 @@ impl CpuNic {
         let link = self.link_of(qp);
         let mut imports = self.imports.iter().filter(|i| i.theirs.is_some() && i.link == link);
         if imports.all(Import::is_current) {
-            for class in 0..CLASSES {
-                let qp = self.qp(link, class);
-                self.qps.at_mut(qp.0).seen = door;
-            }
+            self.set_seen(link, Some(door));
         }
+    }
+
+    fn set_seen(&mut self, link: u32, seen: Option<u64>) {
+        for class in 0..CLASSES {
+            let qp = self.qp(link, class);
+            self.qps.at_mut(qp.0).seen = seen;
+            self.set_gate(qp.0);
+        }
+    }
+
+    /// After each change of what a gate stands for.
+    fn set_gate(&mut self, qp: u32) {
+        let q = self.qps.at(qp);
+        *self.gates.at_mut(qp) = match q.seen {
+            Some(seen) if q.down.is_none() && q.queued == 0 && !q.is_held => Gate { door: q.door, seen },
+            _ => Gate::shut(),
+        };
     }
 
     /// Tells every connection that the epoch of a registration changed.
@@ -290,56 +329,68 @@ impl CpuNic {
         }
     }
 
-    /// See [`Device::post`](crate::Device::post).
+    /// See [`Device::hold`](crate::Device::hold).
+    pub fn hold(&mut self, qp: Qp, is_held: bool) {
+        self.qps.at_mut(qp.0).is_held = is_held;
+        self.set_gate(qp.0);
+    }
+
+    /// See [`Device::post_now`](crate::Device::post_now).
     ///
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted {
-        let q = self.qps.at(qp.0);
-        // Up, nothing pending, and the other side's door as it was: the work can be done here and now.
-        // SAFETY: the door is valid while the gate is 0.
-        if q.gate != 0 || unsafe { q.door.as_ref() }.load(Ordering::Acquire) != q.seen || wr.len > SLICE {
-            // By value, here and below: a work request whose address nobody takes stays in registers.
-            let wr = *wr;
-            // SAFETY: the caller's promise.
-            return unsafe { self.post_slow(qp, &wr) };
+    pub unsafe fn post_now(&mut self, qp: Qp, wr: &Wr) -> Option<u64> {
+        // SAFETY: there is such a queue pair.
+        let gate = unsafe { self.gates.at_unchecked(qp.0) };
+        if !gate.is_open() {
+            cold_path();
+            return None;
         }
-        // SAFETY: the caller's promise; the door is valid while the gate is 0.
+        let len = wr.len as usize;
+        // SAFETY: the caller's promise.
         unsafe {
             match wr.op {
-                WrOp::Put => copy::copy(wr.remote as *mut u8, wr.local, wr.len as usize),
-                WrOp::PutInline => copy::copy_words(wr.remote as *mut u8, wr.operand, wr.second, wr.len),
-                WrOp::Get => {
-                    copy::copy(wr.local, wr.remote as *const u8, wr.len as usize);
-                    // What was read counts only if nothing was revoked meanwhile.
-                    fence(Ordering::Acquire);
-                    if q.door.as_ref().load(Ordering::Acquire) != q.seen {
-                        let wr = *wr;
-                        if let Err(status) = self.check(qp, &wr) {
-                            return Posted::Refused(status);
-                        }
+                WrOp::Put => {
+                    if !copy::copy_up_to(wr.remote as *mut u8, wr.local, len, SLICE as usize) {
+                        return None;
                     }
                 }
+                WrOp::Get => {
+                    if !copy::copy_up_to(wr.local, wr.remote as *const u8, len, SLICE as usize) {
+                        return None;
+                    }
+                    // What was read counts only if nothing was revoked meanwhile; the copy's loads come first.
+                    fence(Ordering::Acquire);
+                    if !gate.is_open() {
+                        cold_path();
+                        return None;
+                    }
+                }
+                WrOp::PutInline => copy::copy_words(wr.remote as *mut u8, wr.operand, wr.second, wr.len),
                 WrOp::FetchAdd | WrOp::CompareSwap | WrOp::Swap | WrOp::SignalStore | WrOp::SignalAdd => {
-                    return Posted::Done(word_operation(wr));
+                    return Some(word_operation(wr));
                 }
                 WrOp::Flush => {}
-                WrOp::Send | WrOp::Recv => {
-                    let wr = *wr;
-                    return self.post_slow(qp, &wr);
-                }
+                WrOp::Send | WrOp::Recv => return None,
             }
         }
-        Posted::Done(0)
+        Some(0)
     }
 
-    #[cold]
+    /// See [`Device::post`](crate::Device::post).
+    ///
+    /// # Safety
+    /// As there.
     #[inline(never)]
-    unsafe fn post_slow(&mut self, qp: Qp, wr: &Wr) -> Posted {
+    pub unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted {
+        // SAFETY: the caller's promise.
+        if let Some(value) = unsafe { self.post_now(qp, wr) } {
+            return Posted::Done(value);
+        }
         let q = self.qps.at_mut(qp.0);
-        if q.gate & DOWN != 0 {
-            return Posted::Refused(q.cause);
+        if let Some(cause) = q.down {
+            return Posted::Refused(cause);
         }
         if wr.op == WrOp::Recv {
             if q.waiting == DEPTH {
@@ -359,12 +410,12 @@ impl CpuNic {
         if let Err(status) = self.check(qp, wr) {
             return Posted::Refused(status);
         }
-        let q = self.qps.at_mut(qp.0);
-        if q.gate == DEPTH {
+        let queued = self.qps.at(qp.0).queued;
+        if queued == DEPTH {
             return Posted::Full;
         }
         let mut work = Pending { wr: *wr, done: 0 };
-        if q.gate == 0 && (wr.len <= SLICE || wr.op == WrOp::Send) {
+        if queued == 0 && (wr.len <= SLICE || wr.op == WrOp::Send) {
             // SAFETY: the caller's promise; the queue pair is up and nothing is before it.
             match unsafe { self.work_on(qp, &mut work) } {
                 Ok(Some(value)) => return Posted::Done(value),
@@ -373,8 +424,9 @@ impl CpuNic {
             }
         }
         let q = self.qps.at_mut(qp.0);
-        *self.pending.at_mut(qp.0 * DEPTH + (q.first.wrapping_add(q.gate) % DEPTH)) = work;
-        q.gate += 1;
+        *self.pending.at_mut(qp.0 * DEPTH + (q.first.wrapping_add(q.queued) % DEPTH)) = work;
+        q.queued += 1;
+        self.set_gate(qp.0);
         self.set_busy(qp.0);
         Posted::Pending
     }
@@ -385,8 +437,8 @@ impl CpuNic {
     #[inline(never)]
     fn check(&mut self, qp: Qp, wr: &Wr) -> Result<(), Status> {
         let q = self.qps.at(qp.0);
-        if q.gate & DOWN != 0 {
-            return Err(q.cause);
+        if let Some(cause) = q.down {
+            return Err(cause);
         }
         // SAFETY: the queue pair is up.
         let door = unsafe { q.door.as_ref() }.load(Ordering::Acquire);
@@ -400,7 +452,7 @@ impl CpuNic {
         if !self.imports.at(wr.rkey).is_current() {
             return Err(Status::StaleEpoch);
         }
-        if door != self.qps.at(qp.0).seen {
+        if self.qps.at(qp.0).seen != Some(door) {
             self.settle(qp, door);
         }
         Ok(())
@@ -478,12 +530,12 @@ impl CpuNic {
         let mut budget = SLICE;
         let mut out = wcs.iter_mut();
         // Work, in order.
-        while out.len() > 0 && self.qps.at(qp.0).gate & !DOWN != 0 {
+        while out.len() > 0 && self.qps.at(qp.0).queued != 0 {
             let q = self.qps.at(qp.0);
             let at = qp.0 * DEPTH + q.first % DEPTH;
             let mut work = *self.pending.at(at);
-            let outcome = if q.gate & DOWN != 0 {
-                Err(q.cause)
+            let outcome = if let Some(cause) = q.down {
+                Err(cause)
             } else if budget == 0 {
                 break;
             } else {
@@ -504,20 +556,21 @@ impl CpuNic {
             };
             let q = self.qps.at_mut(qp.0);
             q.first = q.first.wrapping_add(1);
-            q.gate -= 1;
+            q.queued -= 1;
+            self.set_gate(qp.0);
             out.next().into_iter().for_each(|place| *place = wc);
         }
         // Receives.
         while out.len() > 0 && self.qps.at(qp.0).waiting != 0 {
             let q = self.qps.at_mut(qp.0);
             let receive = *self.receives.at(qp.0 * DEPTH + q.received % DEPTH);
-            let is_down = q.gate & DOWN != 0;
+            let down = q.down;
             let wc = match &mut q.ends {
                 // What was sent before the connection was lost was sent.
                 Some(ends) => {
                     // SAFETY: its poster's promise; the lane is mapped until `close`.
                     match unsafe { ends.inbox.take(receive.local, receive.room) } {
-                        Ok(None) | Err(Corrupt) if is_down => Wc::new(receive.wr_id, qp, q.cause),
+                        Ok(None) | Err(Corrupt) if let Some(cause) = down => Wc::new(receive.wr_id, qp, cause),
                         Ok(None) => break,
                         Ok(Some((len, imm))) => {
                             let fits = len <= receive.room;
@@ -530,7 +583,7 @@ impl CpuNic {
                         }
                     }
                 }
-                None => Wc::new(receive.wr_id, qp, q.cause),
+                None => Wc::new(receive.wr_id, qp, q.down.unwrap_or(Status::ConnectionLost)),
             };
             let q = self.qps.at_mut(qp.0);
             q.received = q.received.wrapping_add(1);
@@ -538,7 +591,7 @@ impl CpuNic {
             out.next().into_iter().for_each(|place| *place = wc);
         }
         let q = self.qps.at(qp.0);
-        if q.gate & !DOWN == 0 && q.waiting == 0 {
+        if q.queued == 0 && q.waiting == 0 {
             *self.busy.at_mut(qp.0 / 64) &= !(1 << (qp.0 % 64));
         }
         let left = out.len();
@@ -549,7 +602,7 @@ impl CpuNic {
     pub fn cancel(&mut self, qp: Qp, wr_id: u64) -> Cancel {
         let q = self.qps.at_mut(qp.0);
         let base = qp.0 * DEPTH;
-        let queued = q.gate & !DOWN;
+        let queued = q.queued;
         if let Some(found) =
             (0..queued).find(|i| self.pending.at(base + q.first.wrapping_add(*i) % DEPTH).wr.wr_id == wr_id)
         {
@@ -558,7 +611,8 @@ impl CpuNic {
                 let next = *self.pending.at(base + q.first.wrapping_add(i + 1) % DEPTH);
                 *self.pending.at_mut(base + q.first.wrapping_add(i) % DEPTH) = next;
             }
-            q.gate -= 1;
+            q.queued -= 1;
+            self.set_gate(qp.0);
             return if done == 0 { Cancel::NotStarted } else { Cancel::Cut };
         }
         let waiting = q.waiting;
@@ -581,10 +635,11 @@ impl CpuNic {
 impl CpuQp {
     fn new() -> CpuQp {
         CpuQp {
-            gate: DOWN,
-            cause: Status::PeerUnknown,
+            down: Some(Status::PeerUnknown),
+            queued: 0,
+            is_held: false,
             door: NonNull::dangling(),
-            seen: 0,
+            seen: None,
             first: 0,
             received: 0,
             waiting: 0,

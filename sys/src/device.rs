@@ -334,10 +334,26 @@ pub unsafe trait Device {
     /// until it has none.
     fn control(&mut self, now: u64) -> Option<Event>;
 
+    /// Does a work request here and now, and answers the old value of an atomic, else 0. None if it cannot: then it has to
+    /// be posted, and nothing was done yet, but for local bytes that a get may have written.
+    ///
+    /// # Safety
+    /// As [`Device::post`].
+    #[inline(always)]
+    unsafe fn post_now(&mut self, qp: Qp, wr: &Wr) -> Option<u64> {
+        _ = (qp, wr);
+        None
+    }
+
+    /// While a queue pair is held, `post_now` does nothing there: its user has work that comes first.
+    fn hold(&mut self, qp: Qp, is_held: bool) {
+        _ = (qp, is_held);
+    }
+
     /// Posts a work request.
     ///
     /// # Safety
-    /// `local` (where the operation has one) is valid for `len` bytes until the work request ended; `remote .. remote +
+    /// `qp` is of a connection of this device. `local` (where the operation has one) is valid for `len` bytes until the work request ended; `remote .. remote +
     /// len` lies in the live import `rkey` of the queue pair's connection, which allows the access; atomics and signals
     /// are 8-byte aligned.
     unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted;

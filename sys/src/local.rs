@@ -306,6 +306,16 @@ unsafe impl Device for Local {
         (0..self.links.len()).find_map(|index| self.event_of(index))
     }
 
+    fn hold(&mut self, qp: Qp, is_held: bool) {
+        self.nic.hold(qp, is_held);
+    }
+
+    #[inline(always)]
+    unsafe fn post_now(&mut self, qp: Qp, wr: &Wr) -> Option<u64> {
+        // SAFETY: the same promise.
+        unsafe { self.nic.post_now(qp, wr) }
+    }
+
     #[inline(always)]
     unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted {
         // SAFETY: the caller's promise is the same.

@@ -43,7 +43,7 @@ fn sqes<D: Device>(mut world: World<D>) {
         (Status::BadFlags, put.flags(SqeFlags::ADD)),
         (Status::BadFlags, raw(&|w| w[0] |= 1 << (40 + 5))),
         (Status::BadFlags, Sqe::nop().flags(SqeFlags::FENCE)),
-        (Status::BadReserved, raw(&|w| w[0] |= 1 << 56)),
+        (Status::BadReserved, raw(&|w| w[0] |= 1 << 57)),
         (Status::BadClass, put.class(2)),
         (Status::BadLocalKey, Sqe::put(gone.slice(0, 8), key.at(0))),
         (Status::LocalOutOfBounds, Sqe::put(local.slice(4090, 8), key.at(0))),

@@ -58,7 +58,9 @@ fn two_ports() {
         }
     });
     let mut a = a.stop().expect("the engine comes back");
-    assert_eq!(a.submit(clock.now()) + a.outstanding(), 0);
+    // What its thread had not taken yet.
+    assert!(a.submit(clock.now()) <= 2);
+    assert_eq!((a.submit(clock.now()), a.outstanding()), (0, 0));
     assert!(b.stop().is_some());
 }
 

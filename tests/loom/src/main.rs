@@ -51,7 +51,7 @@ impl Memory {
 }
 
 fn entry(i: u64) -> Sqe {
-    Sqe { words: [7 << 32, i, i * 2, i * 3, i, i * 5, i * 6, i * 7] }
+    Sqe { words: [7 << 32 | 1 << 56, i, i * 2, i * 3, i, i * 5, i * 6, i * 7] }
 }
 
 /// Submissions alone: the application pushes, the engine takes.
@@ -66,12 +66,22 @@ const SUBMISSIONS: [fn(&Memory, u64); 2] = {
     }
     fn engine(memory: &Memory, items: u64) {
         let mut end = EngineEnd::new(memory.parts());
+        // Of two entries one is done in its place, in a run, the other taken.
         for i in 0..items {
             let sqe = loop {
-                match end.take() {
-                    Some(sqe) => break sqe,
-                    None => loom::thread::yield_now(),
+                if i % 2 == 0 {
+                    let mut run = end.run(1);
+                    if let Some(shape) = run.shape() {
+                        run.row(shape);
+                        let sqe = run.next().map(|entry| entry.load());
+                        run.pass();
+                        (end, _) = end.after(run);
+                        break sqe.expect("it was there");
+                    }
+                } else if let Some(sqe) = end.take() {
+                    break sqe;
                 }
+                loom::thread::yield_now();
             };
             assert_eq!(sqe.words[1..], entry(i).words[1..]);
             end.tell();
@@ -88,19 +98,29 @@ const COMPLETIONS: [fn(&Memory, u64); 2] = {
             while end.cq_room(0, 1) == 0 {
                 loom::thread::yield_now();
             }
-            end.complete(i, 3, VALUE, i as u32, i + 9);
+            if i % 2 == 0 {
+                end.complete(i, 3, VALUE, i as u32, i + 9);
+            } else {
+                let mut run = end.run(1);
+                run.complete(i);
+                (end, _) = end.after(run);
+            }
         }
     }
     fn application(memory: &Memory, items: u64) {
         let mut end = AppEnd::new(memory.parts());
         for i in 0..items {
+            let expected = if i % 2 == 0 { (i, 3, i as u32, i + 9) } else { (i, 0, 0, 0) };
             let cqe = loop {
-                match end.reap() {
-                    Some(cqe) => break cqe,
-                    None => loom::thread::yield_now(),
+                if let Some(user_data) = end.reap_success() {
+                    break (user_data, 0, 0, 0);
                 }
+                if let Some(cqe) = end.reap() {
+                    break (cqe.user_data, cqe.status, cqe.imm, cqe.value);
+                }
+                loom::thread::yield_now();
             };
-            assert_eq!((cqe.user_data, cqe.status, cqe.imm, cqe.value), (i, 3, i as u32, i + 9));
+            assert_eq!(cqe, expected);
         }
     }
     [engine, application]
