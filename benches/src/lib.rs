@@ -74,3 +74,11 @@ pub fn batch<D: Device>(ready: &mut Ready<D>, count: u64, make: impl Fn(Range, T
     }
     sum
 }
+
+/// One operation past the rings.
+#[inline(always)]
+pub fn alone<D: Device>(ready: &mut Ready<D>, make: impl Fn(Range, Target, u64) -> Sqe) -> u64 {
+    let engine: &mut Engine<D> = &mut ready.world.a;
+    let done = engine.execute(&make(ready.range, ready.key.at(64), 1).user_data(1));
+    done.map_or(0, |done| done.user_data)
+}

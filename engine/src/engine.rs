@@ -4,6 +4,7 @@
 //! This file is the way of an operation that ends at once. What waits is in `held.rs`, memory and its rights in
 //! `access.rs`.
 
+use core::hint::cold_path;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{Ordering, fence};
 
@@ -11,14 +12,14 @@ use verbring_slab::{Arena, Slab, SlabHandle, Table};
 use verbring_sys::{CLASSES, Device, Link, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
 
 use crate::config::{Config, EngineError};
-use crate::cqe::{BLOCK, VALUE, block};
+use crate::cqe::{BLOCK, Cqe, VALUE, block};
 use crate::fast::Fast;
 use crate::flight::Flights;
 use crate::key::{Access, ImportInfo, Memory, PeerId, WindowInfo, index};
 use crate::notice::Notice;
 use crate::peer::{Peer, PeerState, Peers};
 use crate::port::{Keep, Port};
-use crate::ring::{AppEnd, EngineEnd, Parts, ring_bytes};
+use crate::ring::{AppEnd, EngineEnd, MAX_ENTRIES, Parts, ring_bytes};
 use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
 
 /// Ports of an engine, its own included.
@@ -29,8 +30,6 @@ pub(crate) const NOTICES: usize = 64;
 const MAX_SLAB: u64 = 1 << 38;
 /// Completions taken from the device in one go.
 const WCS: usize = 16;
-/// Room in a completion ring that `submit` wants to see before it looks at the application's watermark again.
-const WANTED_ROOM: u32 = 128;
 
 /// The engine's side of a port.
 pub(crate) struct PortEnd {
@@ -97,6 +96,8 @@ pub struct Engine<D: Device> {
     pub(crate) notices: heapless::Deque<Notice, NOTICES>,
     pub(crate) next_deadline: u64,
     pub(crate) next_chain: u32,
+    /// What the device completed; between two polls it means nothing.
+    wcs: [Wc; WCS],
     pub(crate) config: Config,
     own: Port,
     /// The rings and tables lie in it; the ports of other threads keep it too.
@@ -182,6 +183,7 @@ impl<D: Device> Engine<D> {
             notices: heapless::Deque::new(),
             next_deadline: u64::MAX,
             next_chain: 0,
+            wcs: [Wc::new(0, Qp(0), Status::Success); WCS],
             config,
             own,
             #[cfg(not(feature = "std"))]
@@ -278,9 +280,15 @@ impl<D: Device> Engine<D> {
     /// the ring while the completion ring has no room for theirs.
     #[inline]
     pub fn submit(&mut self, now: u64) -> u32 {
-        let mut total = 0;
-        for port in 0..self.ports.len() {
-            total += self.submit_port(port, now);
+        let (mut total, mut more) = (0, 0u32);
+        for (index, port) in self.ports.iter_mut().enumerate() {
+            if port.end.has_more() {
+                total += port.submit_now(&mut self.device, &self.imports, &self.locals);
+                more |= u32::from(port.end.has_more()) << index;
+            }
+        }
+        if more != 0 {
+            total += self.submit_rest(more, now);
         }
         if total != 0 {
             self.device.ring();
@@ -288,39 +296,73 @@ impl<D: Device> Engine<D> {
         total
     }
 
-    fn submit_port(&mut self, index: usize, now: u64) -> u32 {
-        let Some(port) = self.ports.get_mut(index) else { return 0 };
-        let mut end = port.end;
-        let room = end.cq_room(port.owed, WANTED_ROOM);
-        let mut has_chain = port.chain.is_some();
-        let mut taken = 0;
-        while taken < room {
-            if !has_chain {
-                let mut run = end.run(room - taken);
-                let (imports, locals) = (self.imports.view(), self.locals.view());
-                Fast { device: &mut self.device, imports, locals }.submit(&mut run);
-                let done;
-                (end, done) = end.after(run);
-                taken += done;
-                if taken == room {
+    /// Does one operation past the rings: its completion, whose level is that of any other (silent or not). None, and
+    /// nothing was done, if it cannot be done at once, is wrong, or comes behind entries of this engine's own port that
+    /// were not submitted: then push it. For one operation alone this is the shortest way; entries of other ports are not
+    /// looked at.
+    ///
+    /// ```
+    /// # use verbring::{Cqe, Device, Engine, Sqe, Target};
+    /// fn store<D: Device>(engine: &mut Engine<D>, to: Target, now: u64) -> Option<Cqe> {
+    ///     let sqe = Sqe::put_word(42, to).user_data(7);
+    ///     if let Some(done) = engine.execute(&sqe) {
+    ///         return Some(done);
+    ///     }
+    ///     engine.push(sqe).ok()?;
+    ///     engine.submit(now);
+    ///     None // It comes by poll and reap.
+    /// }
+    /// ```
+    #[inline(always)]
+    pub fn execute(&mut self, sqe: &Sqe) -> Option<Cqe> {
+        let port = self.ports.first()?;
+        if port.end.taken() != self.own.pushed() || port.chain.is_some() {
+            cold_path();
+            return None;
+        }
+        let (imports, locals) = (self.imports.view(), self.locals.view());
+        let value = Fast { device: &mut self.device, imports, locals }.one(sqe)?;
+        self.device.ring();
+        Some(Cqe { user_data: sqe.cookie(), status: Status::Success, imm: 0, value })
+    }
+
+    /// What could not be done at once, and what is behind it, of the ports whose bits are set.
+    #[cold]
+    #[inline(never)]
+    fn submit_rest(&mut self, mut ports: u32, now: u64) -> u32 {
+        let mut total = 0;
+        while ports != 0 {
+            let index = ports.trailing_zeros() as usize;
+            ports &= ports - 1;
+            let mut taken = 0;
+            // An application that pushes meanwhile does not keep the engine here.
+            while taken < MAX_ENTRIES {
+                let Some(more) = self.submit_next(index, now) else { break };
+                let Some(port) = self.ports.get_mut(index) else { break };
+                taken += more + port.submit_now(&mut self.device, &self.imports, &self.locals);
+                if !port.end.has_more() {
                     break;
                 }
             }
-            let Some(sqe) = end.take() else { break };
-            taken += 1;
-            // Whoever else needs the end finds it in its place.
-            self.give_back(index, end);
-            self.submit_other(index, &sqe, has_chain, now);
-            let Some(port) = self.ports.get(index) else { break };
-            (end, has_chain) = (port.end, port.chain.is_some());
+            total += taken;
         }
-        end.tell();
-        self.give_back(index, end);
-        taken
+        total
+    }
+
+    /// Looks for room, or takes one entry: how many; None if there is neither.
+    fn submit_next(&mut self, index: usize, now: u64) -> Option<u32> {
+        let port = self.ports.get_mut(index)?;
+        if port.end.must_look() {
+            return port.end.look(port.owed).then_some(0);
+        }
+        let sqe = port.end.take()?;
+        port.end.tell();
+        let has_chain = port.chain.is_some();
+        self.submit_other(index, &sqe, has_chain, now);
+        Some(1)
     }
 
     /// An entry that could not be done at once.
-    #[inline(never)]
     fn submit_other(&mut self, port: usize, sqe: &Sqe, has_chain: bool, now: u64) {
         // A plain operation to a peer that nothing is held for, outside of any chain.
         if is_plain(sqe) && !has_chain && !self.flights.is_full() {
@@ -334,14 +376,6 @@ impl<D: Device> Engine<D> {
             }
         }
         self.submit_slow(port, *sqe, now);
-    }
-
-    /// Puts the end of a port's ring back where everybody finds it.
-    #[inline(always)]
-    fn give_back(&mut self, index: usize, end: EngineEnd) {
-        if let Some(port) = self.ports.get_mut(index) {
-            port.end = end;
-        }
     }
 
     /// Checks the memory that an entry names, and gives its work to the device.
@@ -519,23 +553,36 @@ impl<D: Device> Engine<D> {
     pub fn poll(&mut self, now: u64) -> u32 {
         let mut total = 0;
         loop {
-            let mut wcs = [Wc::new(0, Qp(0), Status::Success); WCS];
-            let count = self.device.poll(now, &mut wcs).min(WCS);
-            for wc in wcs.iter().take(count) {
-                self.completed(wc);
+            let count = self.device.poll(now, &mut self.wcs);
+            if count == 0 {
+                break;
             }
-            total += count as u32;
+            total += self.completed_all(count);
             if count < WCS {
                 break;
             }
         }
+        if self.peers.waiting_count != 0 || now >= self.next_deadline {
+            total += self.advance_and_expire(now);
+        }
+        total
+    }
+
+    #[inline(never)]
+    fn completed_all(&mut self, count: usize) -> u32 {
+        for i in 0..count.min(WCS) {
+            let wc = self.wcs[i];
+            self.completed(&wc);
+        }
+        count as u32
+    }
+
+    #[inline(never)]
+    fn advance_and_expire(&mut self, now: u64) -> u32 {
         if self.peers.waiting_count != 0 {
             self.advance_all(now);
         }
-        if now >= self.next_deadline {
-            total += self.expire(now);
-        }
-        total
+        if now >= self.next_deadline { self.expire(now) } else { 0 }
     }
 
     /// The state of a peer; none once it was disconnected.
@@ -629,6 +676,21 @@ const fn has_value(opcode: u8) -> bool {
 const _: () = assert!(Opcode::Recv as u8 == 6 && FETCH_ADD == 7 && COMPARE_SWAP == 8 && Opcode::Swap as u8 == 9);
 
 impl PortEnd {
+    /// Does what can be done at once: how many entries.
+    #[inline(never)]
+    fn submit_now<D: Device>(&mut self, device: &mut D, imports: &Table<Memory>, locals: &Table<Memory>) -> u32 {
+        if self.chain.is_some() {
+            return 0;
+        }
+        let before = self.end.taken();
+        let mut run = self.end.run();
+        Fast { device, imports: imports.view(), locals: locals.view() }.submit(&mut run);
+        let progress = run.progress();
+        self.end.go_on(progress);
+        self.end.tell();
+        self.end.taken().wrapping_sub(before)
+    }
+
     #[inline(never)]
     fn complete_block(&mut self, sqe: &Sqe, status: Status, imm: u32, value: u64) {
         if sqe.flag_bits() & SILENT != 0 && status.is_success() {

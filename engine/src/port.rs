@@ -8,7 +8,7 @@ use verbring_sys::Status;
 
 use crate::cqe::{BLOCK, Cqe, unblock};
 use crate::key::{PeerId, Target};
-use crate::ring::AppEnd;
+use crate::ring::{AppEnd, Reaped};
 use crate::sqe::{BUF, Local, Signal, Sqe, SqeFlags};
 
 /// Keeps the memory of the rings. Without `std` that is static memory, which needs no keeper.
@@ -208,16 +208,13 @@ impl Port {
     /// Takes the oldest completion.
     #[inline(always)]
     pub fn reap(&mut self) -> Option<Completion> {
-        if let Some(user_data) = self.end.reap_success() {
-            let cqe = Cqe { user_data, status: Status::Success, imm: 0, value: 0 };
-            return Some(Completion { cqe, buf: None });
-        }
-        self.reap_other()
-    }
-
-    #[inline(always)]
-    fn reap_other(&mut self) -> Option<Completion> {
-        let raw = self.end.reap()?;
+        let raw = match self.end.reap()? {
+            Reaped::Success(user_data) => {
+                let cqe = Cqe { user_data, status: Status::Success, imm: 0, value: 0 };
+                return Some(Completion { cqe, buf: None });
+            }
+            Reaped::Other(raw) => raw,
+        };
         // A number that is no status was written by no engine of this version.
         let status = Status::from_raw(raw.status).unwrap_or(Status::DeviceFault);
         let mut cqe = Cqe { user_data: raw.user_data, status, imm: raw.imm, value: raw.value };
@@ -245,6 +242,12 @@ impl Port {
         }
         let cqe = Cqe { user_data: sqe.cookie(), status: Status::ConnectionLost, imm: 0, value: 0 };
         Some(Completion { cqe, buf })
+    }
+
+    /// Entries ever pushed.
+    #[inline(always)]
+    pub(crate) fn pushed(&self) -> u32 {
+        self.end.pushed()
     }
 
     /// Whether the engine is gone: what was reaped then is all there will be.

@@ -43,6 +43,8 @@ pub struct CpuNic {
     receives: Table<Receive>,
     /// A bit for each queue pair that `poll` has to look at.
     busy: Table<u64>,
+    /// How many bits are set.
+    busy_count: u32,
     imports: Table<Import>,
     links: u32,
 }
@@ -173,6 +175,7 @@ impl CpuNic {
                 pending: arena.table(qps * DEPTH, |_| Pending { wr: NO_WR, done: 0 })?,
                 receives: arena.table(qps * DEPTH, |_| Receive { wr_id: 0, local: core::ptr::null_mut(), room: 0 })?,
                 busy: arena.table(qps.div_ceil(64), |_| 0)?,
+                busy_count: 0,
                 imports: arena.table(imports, |_| NO_IMPORT)?,
                 links,
             })
@@ -504,14 +507,20 @@ impl CpuNic {
         Ok(is_done.then_some(0))
     }
 
-    #[inline(always)]
     fn set_busy(&mut self, qp: u32) {
-        *self.busy.at_mut(qp / 64) |= 1 << (qp % 64);
+        let (word, bit) = (self.busy.at_mut(qp / 64), 1 << (qp % 64));
+        self.busy_count += u32::from(*word & bit == 0);
+        *word |= bit;
     }
 
     /// See [`Device::poll`](crate::Device::poll).
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, wcs: &mut [Wc]) -> usize {
+        if self.busy_count == 0 { 0 } else { self.poll_busy(wcs) }
+    }
+
+    #[inline(never)]
+    fn poll_busy(&mut self, wcs: &mut [Wc]) -> usize {
         let mut count = 0;
         for word in 0..self.busy.capacity() {
             let mut bits = *self.busy.at(word);
@@ -593,6 +602,7 @@ impl CpuNic {
         let q = self.qps.at(qp.0);
         if q.queued == 0 && q.waiting == 0 {
             *self.busy.at_mut(qp.0 / 64) &= !(1 << (qp.0 % 64));
+            self.busy_count -= 1;
         }
         let left = out.len();
         wcs.len() - left

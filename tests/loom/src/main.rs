@@ -21,7 +21,7 @@ use std::time::Instant;
 pub(crate) use key::{PeerId, RemoteKey, Target};
 
 use cqe::VALUE;
-use ring::{AppEnd, EngineEnd, Parts};
+use ring::{AppEnd, EngineEnd, Parts, Reaped};
 use sqe::Sqe;
 use sync::{AtomicU32, AtomicU64};
 
@@ -70,12 +70,14 @@ const SUBMISSIONS: [fn(&Memory, u64); 2] = {
         for i in 0..items {
             let sqe = loop {
                 if i % 2 == 0 {
-                    let mut run = end.run(1);
-                    if let Some(shape) = run.shape() {
-                        run.row(shape);
+                    end.look(0);
+                    let mut run = end.run();
+                    if let Some(first) = run.first() {
+                        run.row(first);
                         let sqe = run.next().map(|entry| entry.load());
                         run.pass();
-                        (end, _) = end.after(run);
+                        let progress = run.progress();
+                        end.go_on(progress);
                         break sqe.expect("it was there");
                     }
                 } else if let Some(sqe) = end.take() {
@@ -95,15 +97,16 @@ const COMPLETIONS: [fn(&Memory, u64); 2] = {
     fn engine(memory: &Memory, items: u64) {
         let mut end = EngineEnd::new(memory.parts());
         for i in 0..items {
-            while end.cq_room(0, 1) == 0 {
+            while !end.look(0) {
                 loom::thread::yield_now();
             }
             if i % 2 == 0 {
                 end.complete(i, 3, VALUE, i as u32, i + 9);
             } else {
-                let mut run = end.run(1);
+                let mut run = end.run();
                 run.complete(i);
-                (end, _) = end.after(run);
+                let progress = run.progress();
+                end.go_on(progress);
             }
         }
     }
@@ -112,13 +115,11 @@ const COMPLETIONS: [fn(&Memory, u64); 2] = {
         for i in 0..items {
             let expected = if i % 2 == 0 { (i, 3, i as u32, i + 9) } else { (i, 0, 0, 0) };
             let cqe = loop {
-                if let Some(user_data) = end.reap_success() {
-                    break (user_data, 0, 0, 0);
+                match end.reap() {
+                    Some(Reaped::Success(user_data)) => break (user_data, 0, 0, 0),
+                    Some(Reaped::Other(cqe)) => break (cqe.user_data, cqe.status, cqe.imm, cqe.value),
+                    None => loom::thread::yield_now(),
                 }
-                if let Some(cqe) = end.reap() {
-                    break (cqe.user_data, cqe.status, cqe.imm, cqe.value);
-                }
-                loom::thread::yield_now();
             };
             assert_eq!(cqe, expected);
         }
