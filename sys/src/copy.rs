@@ -7,8 +7,8 @@
 use core::hint::cold_path;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// From this length on a put or get bypasses the cache: it is larger than what a consumer would find there
-/// (docs/PERFORMANCE.md has the measurement).
+/// From this length on a put or get, or a row of them each behind the other, bypasses the cache: it is larger than what a
+/// consumer would find there (docs/PERFORMANCE.md has the measurement).
 pub const STREAM_FROM: u32 = 32 << 20;
 
 /// The word at `address`.
@@ -63,8 +63,8 @@ pub unsafe fn copy_up_to(to: *mut u8, from: *const u8, len: usize, max: usize) -
                 return false;
             }
             copy_long(to, from, len);
-        } else if len > 16 {
-            raw::copy_17_to_64(to, from, len);
+        } else if len >= 16 {
+            raw::copy_16_to_64(to, from, len);
         } else {
             copy_short(to, from, len);
         }
@@ -72,7 +72,7 @@ pub unsafe fn copy_up_to(to: *mut u8, from: *const u8, len: usize, max: usize) -
     true
 }
 
-/// Up to 16 bytes: two moves that overlap.
+/// Below 16 bytes: two moves that overlap.
 #[inline(always)]
 unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the promise of `copy`.
@@ -85,12 +85,11 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
             let (a, b) = (raw::load4(from), raw::load4(from.add(len - 4)));
             raw::store4(to, a);
             raw::store4(to.add(len - 4), b);
-        } else if len >= 2 {
-            let (a, b) = (raw::load2(from), raw::load2(from.add(len - 2)));
-            raw::store2(to, a);
-            raw::store2(to.add(len - 2), b);
-        } else if len == 1 {
-            raw::store1(to, raw::load1(from));
+        } else if len >= 1 {
+            let (a, b, c) = (raw::load1(from), raw::load1(from.add(len / 2)), raw::load1(from.add(len - 1)));
+            raw::store1(to, a);
+            raw::store1(to.add(len / 2), b);
+            raw::store1(to.add(len - 1), c);
         }
     }
 }
@@ -99,7 +98,7 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
 #[inline(never)]
 unsafe fn copy_long(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the promise of `copy`.
-    unsafe { if len <= 512 { raw::copy_blocks(to, from, len) } else { raw::copy_string(to, from, len) } }
+    unsafe { raw::copy_blocks(to, from, len, false) }
 }
 
 /// Copies a range past the cache: for ranges so large that their end would push out their beginning. The stores are
@@ -110,7 +109,7 @@ unsafe fn copy_long(to: *mut u8, from: *const u8, len: usize) {
 #[inline(never)]
 pub unsafe fn copy_stream(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the promise of `copy`.
-    unsafe { raw::copy_stream(to, from, len) }
+    unsafe { if len > 64 { raw::copy_blocks(to, from, len, true) } else { copy(to, from, len) } }
 }
 
 /// Reads a word as the owner of a signal does: what was put before it is seen afterwards.
@@ -126,6 +125,8 @@ pub unsafe fn load_signal(address: u64) -> u64 {
 #[cfg(target_arch = "x86_64")]
 mod raw {
     use core::arch::asm;
+    use core::arch::x86_64::__cpuid;
+    use core::sync::atomic::{AtomicU8, Ordering};
 
     macro_rules! moves {
         ($($load:ident $store:ident $type:ty, $class:ident, $modifier:literal;)+) => {$(
@@ -152,88 +153,182 @@ mod raw {
     moves! {
         load8 store8 u64, reg, ":r";
         load4 store4 u32, reg, ":e";
-        load2 store2 u16, reg, ":x";
         load1 store1 u8, reg_byte, "";
     }
 
+    /// Four moves that overlap, whatever the length: no branch to guess. All loads come before all stores.
     #[inline(always)]
-    pub(super) unsafe fn copy_17_to_64(to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: 16 < len <= 64; the moves overlap in the middle and stay inside. All loads come before all stores.
+    pub(super) unsafe fn copy_16_to_64(to: *mut u8, from: *const u8, len: usize) {
+        let last = len - 16;
+        let (second, third) = (if last < 16 { last } else { 16 }, last.saturating_sub(16));
+        // SAFETY: 16 <= len <= 64: each move of 16 bytes begins at `last` at the latest.
         unsafe {
-            if len <= 32 {
-                asm!("movdqu {a}, [{f}]", "movdqu {b}, [{f} + {n} - 16]", "movdqu [{t}], {a}",
-                    "movdqu [{t} + {n} - 16], {b}", a = out(xmm_reg) _, b = out(xmm_reg) _, f = in(reg) from,
-                    t = in(reg) to, n = in(reg) len, options(nostack, preserves_flags));
-            } else {
-                asm!("movdqu {a}, [{f}]", "movdqu {b}, [{f} + 16]", "movdqu {c}, [{f} + {n} - 32]",
-                    "movdqu {d}, [{f} + {n} - 16]", "movdqu [{t}], {a}", "movdqu [{t} + 16], {b}",
-                    "movdqu [{t} + {n} - 32], {c}", "movdqu [{t} + {n} - 16], {d}", a = out(xmm_reg) _,
-                    b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _, f = in(reg) from, t = in(reg) to,
-                    n = in(reg) len, options(nostack, preserves_flags));
-            }
-        }
-    }
-
-    /// 64 bytes a round, the last round overlapping the one before.
-    pub(super) unsafe fn copy_blocks(to: *mut u8, from: *const u8, len: usize) {
-        let mut at = 0;
-        // SAFETY: len > 64; at + 64 <= len in each round.
-        unsafe {
-            while at + 64 < len {
-                copy_17_to_64(to.add(at), from.add(at), 64);
-                at += 64;
-            }
-            copy_17_to_64(to.add(len - 64), from.add(len - 64), 64);
-        }
-    }
-
-    pub(super) unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: the promise of `copy`; the direction flag is clear by the ABI.
-        unsafe {
-            asm!("rep movsb", inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
+            asm!("movdqu {a}, [{f}]", "movdqu {b}, [{f} + {i}]", "movdqu {c}, [{f} + {j}]", "movdqu {d}, [{f} + {n}]",
+                "movdqu [{t}], {a}", "movdqu [{t} + {i}], {b}", "movdqu [{t} + {j}], {c}", "movdqu [{t} + {n}], {d}",
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _, f = in(reg) from,
+                t = in(reg) to, i = in(reg) second, j = in(reg) third, n = in(reg) last,
                 options(nostack, preserves_flags));
         }
     }
 
-    /// Four pages at a time, a line of each in turn: the memory keeps several rows open (docs/PERFORMANCE.md).
-    const PAGE: usize = 4096;
+    /// More than 64 bytes, through the cache or past it.
+    pub(super) unsafe fn copy_blocks(to: *mut u8, from: *const u8, len: usize, past_cache: bool) {
+        // SAFETY: the promise of `copy`.
+        unsafe { copy_blocks_by(has_avx(), to, from, len, past_cache) }
+    }
 
-    pub(super) unsafe fn copy_stream(mut to: *mut u8, mut from: *const u8, mut len: usize) {
-        // Non-temporal stores want their target aligned.
-        let head = to.align_offset(64).min(len);
-        // SAFETY: every step stays inside `len`; non-temporal stores are fenced at the end.
+    /// Blocks of 128, stored where the target is a multiple of 64.
+    #[inline(always)]
+    pub(super) unsafe fn copy_blocks_by(
+        avx: bool,
+        mut to: *mut u8,
+        mut from: *const u8,
+        mut len: usize,
+        past_cache: bool,
+    ) {
+        // SAFETY: every step stays inside `len`; what overlaps is the same bytes.
         unsafe {
-            copy_string(to, from, head);
+            let (end, end_from) = (to.add(len), from.add(len));
+            copy_64(to, from);
+            let head = 64 - (to as usize & 63);
             (to, from, len) = (to.add(head), from.add(head), len - head);
-            while len >= 4 * PAGE {
-                let mut at = 0;
-                while at < PAGE {
-                    for page in 0..4 {
-                        stream_line(to.add(page * PAGE + at), from.add(page * PAGE + at));
-                    }
-                    at += 64;
+            let blocks = len / 128;
+            if blocks != 0 {
+                match (avx, past_cache) {
+                    (true, false) => avx_blocks(to, from, blocks),
+                    (true, true) => avx_blocks_past_cache(to, from, blocks),
+                    (false, false) => sse_blocks(to, from, blocks),
+                    (false, true) => sse_blocks_past_cache(to, from, blocks),
                 }
-                (to, from, len) = (to.add(4 * PAGE), from.add(4 * PAGE), len - 4 * PAGE);
             }
-            while len >= 64 {
-                stream_line(to, from);
-                (to, from, len) = (to.add(64), from.add(64), len - 64);
+            let rest = len - blocks * 128;
+            if rest > 64 {
+                copy_64(to.add(blocks * 128), from.add(blocks * 128));
             }
-            copy_string(to, from, len);
-            // A later plain or Release store is not ordered behind non-temporal ones (Intel SDM vol. 1, 10.4.6.2).
-            asm!("sfence", options(nostack, preserves_flags));
+            copy_64(end.sub(64), end_from.sub(64));
         }
     }
 
     #[inline(always)]
-    unsafe fn stream_line(to: *mut u8, from: *const u8) {
-        // SAFETY: both are valid for 64 bytes, and `to` is a multiple of 64.
-        unsafe {
-            asm!("movdqu {a}, [{f}]", "movdqu {b}, [{f} + 16]", "movdqu {c}, [{f} + 32]", "movdqu {d}, [{f} + 48]",
-                "movntdq [{t}], {a}", "movntdq [{t} + 16], {b}", "movntdq [{t} + 32], {c}", "movntdq [{t} + 48], {d}",
-                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _, f = in(reg) from,
-                t = in(reg) to, options(nostack, preserves_flags));
+    unsafe fn copy_64(to: *mut u8, from: *const u8) {
+        // SAFETY: the caller has 64 bytes.
+        unsafe { copy_16_to_64(to, from, 64) }
+    }
+
+    /// A loop over blocks of 128 bytes: all loads of a block come before its stores, which would else seem to hit the
+    /// loads of the next when both ends lie at the same offset in their pages.
+    macro_rules! block_loop {
+        ($name:ident, $step:literal, [$($load:literal),+], [$($store:literal),+], [$($end:literal),*]) => {
+            #[inline(always)]
+            unsafe fn $name(to: *mut u8, from: *const u8, blocks: usize) {
+                // SAFETY: the caller has `blocks` times 128 bytes, and `to` is a multiple of 64. The upper halves of the
+                // vector registers belong to nobody here, and are cleared.
+                unsafe {
+                    asm!("2:", $($load,)+ $($store,)+
+                        concat!("add {f}, ", $step), concat!("add {t}, ", $step), "dec {n}", "jnz 2b", $($end,)*
+                        f = inout(reg) from => _, t = inout(reg) to => _, n = inout(reg) blocks => _,
+                        out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                        out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _, options(nostack));
+                }
+            }
+        };
+    }
+
+    block_loop!(
+        avx_blocks,
+        128,
+        ["vmovdqu ymm0, [{f}]", "vmovdqu ymm1, [{f} + 32]", "vmovdqu ymm2, [{f} + 64]", "vmovdqu ymm3, [{f} + 96]"],
+        ["vmovdqa [{t}], ymm0", "vmovdqa [{t} + 32], ymm1", "vmovdqa [{t} + 64], ymm2", "vmovdqa [{t} + 96], ymm3"],
+        ["vzeroupper"]
+    );
+    // A later plain or Release store is not ordered behind non-temporal ones (Intel SDM vol. 1, 10.4.6.2).
+    block_loop!(
+        avx_blocks_past_cache,
+        128,
+        ["vmovdqu ymm0, [{f}]", "vmovdqu ymm1, [{f} + 32]", "vmovdqu ymm2, [{f} + 64]", "vmovdqu ymm3, [{f} + 96]"],
+        ["vmovntdq [{t}], ymm0", "vmovntdq [{t} + 32], ymm1", "vmovntdq [{t} + 64], ymm2", "vmovntdq [{t} + 96], ymm3"],
+        ["vzeroupper", "sfence"]
+    );
+    block_loop!(
+        sse_blocks,
+        128,
+        [
+            "movdqu xmm0, [{f}]",
+            "movdqu xmm1, [{f} + 16]",
+            "movdqu xmm2, [{f} + 32]",
+            "movdqu xmm3, [{f} + 48]",
+            "movdqu xmm4, [{f} + 64]",
+            "movdqu xmm5, [{f} + 80]",
+            "movdqu xmm6, [{f} + 96]",
+            "movdqu xmm7, [{f} + 112]"
+        ],
+        [
+            "movdqa [{t}], xmm0",
+            "movdqa [{t} + 16], xmm1",
+            "movdqa [{t} + 32], xmm2",
+            "movdqa [{t} + 48], xmm3",
+            "movdqa [{t} + 64], xmm4",
+            "movdqa [{t} + 80], xmm5",
+            "movdqa [{t} + 96], xmm6",
+            "movdqa [{t} + 112], xmm7"
+        ],
+        []
+    );
+    block_loop!(
+        sse_blocks_past_cache,
+        128,
+        [
+            "movdqu xmm0, [{f}]",
+            "movdqu xmm1, [{f} + 16]",
+            "movdqu xmm2, [{f} + 32]",
+            "movdqu xmm3, [{f} + 48]",
+            "movdqu xmm4, [{f} + 64]",
+            "movdqu xmm5, [{f} + 80]",
+            "movdqu xmm6, [{f} + 96]",
+            "movdqu xmm7, [{f} + 112]"
+        ],
+        [
+            "movntdq [{t}], xmm0",
+            "movntdq [{t} + 16], xmm1",
+            "movntdq [{t} + 32], xmm2",
+            "movntdq [{t} + 48], xmm3",
+            "movntdq [{t} + 64], xmm4",
+            "movntdq [{t} + 80], xmm5",
+            "movntdq [{t} + 96], xmm6",
+            "movntdq [{t} + 112], xmm7"
+        ],
+        ["sfence"]
+    );
+
+    /// Whether CPU and operating system have AVX (Intel SDM vol. 1, 14.3): asked once.
+    fn has_avx() -> bool {
+        const ASK: u8 = 0;
+        const NO: u8 = 1;
+        const YES: u8 = 2;
+        static ANSWER: AtomicU8 = AtomicU8::new(ASK);
+        match ANSWER.load(Ordering::Relaxed) {
+            ASK => {
+                let answer = ask_for_avx();
+                ANSWER.store(if answer { YES } else { NO }, Ordering::Relaxed);
+                answer
+            }
+            answer => answer == YES,
         }
+    }
+
+    #[cold]
+    fn ask_for_avx() -> bool {
+        const OSXSAVE_AND_AVX: u32 = 1 << 27 | 1 << 28;
+        const SSE_AND_AVX_STATE: u32 = 0b110;
+        if __cpuid(1).ecx & OSXSAVE_AND_AVX != OSXSAVE_AND_AVX {
+            return false;
+        }
+        let state: u32;
+        // SAFETY: OSXSAVE says that the instruction is there.
+        unsafe {
+            asm!("xgetbv", in("ecx") 0, out("eax") state, out("edx") _, options(nomem, nostack, preserves_flags));
+        }
+        state & SSE_AND_AVX_STATE == SSE_AND_AVX_STATE
     }
 }
 
@@ -260,7 +355,6 @@ mod raw {
     }
     moves! {
         load4 store4 u32;
-        load2 store2 u16;
         load1 store1 u8;
     }
 
@@ -295,17 +389,17 @@ mod raw {
         }
     }
 
-    pub(super) unsafe fn copy_17_to_64(to: *mut u8, from: *const u8, len: usize) {
+    pub(super) unsafe fn copy_16_to_64(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: the promise of `copy`.
         unsafe { copy_string(to, from, len) }
     }
 
-    pub(super) unsafe fn copy_blocks(to: *mut u8, from: *const u8, len: usize) {
+    pub(super) unsafe fn copy_blocks(to: *mut u8, from: *const u8, len: usize, _past_cache: bool) {
         // SAFETY: the promise of `copy`.
         unsafe { copy_string(to, from, len) }
     }
 
-    pub(super) unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
+    unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
         let mut at = 0;
         // SAFETY: the promise of `copy`; each step stays inside `len`.
         unsafe {
@@ -320,11 +414,6 @@ mod raw {
             }
             copy_bytes(to.add(at), from.add(at), len - at);
         }
-    }
-
-    pub(super) unsafe fn copy_stream(to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: the promise of `copy`.
-        unsafe { copy_string(to, from, len) }
     }
 }
 
@@ -355,6 +444,12 @@ mod tests {
         unsafe { copy(to, from, len) }
     }
 
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn without_avx<const PAST_CACHE: bool>(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { raw::copy_blocks_by(false, to, from, len, PAST_CACHE) }
+    }
+
     #[test]
     fn every_small_length_and_shift() {
         for len in 0..300 {
@@ -380,6 +475,11 @@ mod tests {
         fn long_and_streamed(len in 0usize..200_000, to_shift in 0usize..64, from_shift in 0usize..64) {
             check(plain, len, to_shift, from_shift);
             check(copy_stream, len, to_shift, from_shift);
+            #[cfg(target_arch = "x86_64")]
+            if len > 64 {
+                check(without_avx::<false>, len, to_shift, from_shift);
+                check(without_avx::<true>, len, to_shift, from_shift);
+            }
         }
     }
 }

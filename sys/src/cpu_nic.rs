@@ -91,6 +91,9 @@ struct CpuQp {
     waiting: u32,
     /// Credits that cancelled receives left behind.
     surplus: u32,
+    /// Long copies each behind the other: where the last ends, and the bytes of all.
+    row_end: u64,
+    row_len: u64,
     ends: Option<Ends>,
 }
 
@@ -271,9 +274,18 @@ impl CpuNic {
         // Without a lane it would be a free place.
         import.theirs?;
         let rkey = self.imports.iter().position(|i| i.theirs.is_none())? as u32;
-        // It may be stale already: the next operation is checked.
-        self.set_seen(import.link, None);
         *self.imports.at_mut(rkey) = import;
+        // It may be stale already: then the next operation is checked.
+        self.set_seen(import.link, None);
+        let qp = self.qp(import.link, 0);
+        let q = self.qps.at(qp.0);
+        if q.down.is_none() {
+            // SAFETY: the queue pair is up.
+            let door = unsafe { q.door.as_ref() }.load(Ordering::Acquire);
+            if gone(door).is_none() {
+                self.settle(qp, door);
+            }
+        }
         Some(rkey)
     }
 
@@ -476,7 +488,14 @@ impl CpuNic {
                     let remote = (wr.remote as *mut u8).add(at);
                     let local = wr.local.add(at);
                     let (to, from) = if wr.op == WrOp::Put { (remote, local) } else { (local, remote) };
-                    if wr.len >= copy::STREAM_FROM {
+                    let q = self.qps.at_mut(qp.0);
+                    if at == 0 {
+                        let goes_on = q.row_end == wr.remote;
+                        q.row_len =
+                            if goes_on { q.row_len.saturating_add(u64::from(wr.len)) } else { u64::from(wr.len) };
+                        q.row_end = wr.remote.wrapping_add(u64::from(wr.len));
+                    }
+                    if q.row_len >= u64::from(copy::STREAM_FROM) {
                         copy::copy_stream(to, from, slice);
                     } else {
                         copy::copy(to, from, slice);
@@ -654,6 +673,8 @@ impl CpuQp {
             received: 0,
             waiting: 0,
             surplus: 0,
+            row_end: 0,
+            row_len: 0,
             ends: None,
         }
     }

@@ -495,3 +495,81 @@ fn stale_grant<D: Device>(mut world: World<D>) {
     assert_eq!(world.reap().status, Status::StaleEpoch);
     assert_eq!(window.load(0), 0);
 }
+
+/// `execute`: what is done at once is done, and visible when it returns; the rest is refused and nothing is done.
+#[test]
+fn past_the_rings() {
+    let mut world = local(small());
+    let (window, key) = world.export(4096, Rights::all());
+    let source = world.local_window(4096);
+    source.store(8, 77);
+    let a = &mut world.a;
+    let put = a.execute(&Sqe::put(source.slice(8, 8), key.at(16)).user_data(1)).unwrap();
+    assert_eq!((put.user_data, put.status, window.load(16)), (1, Status::Success, 77));
+    assert_eq!(a.execute(&Sqe::put_word(5, key.at(24)).class(1)).unwrap().value, 0);
+    assert_eq!(a.execute(&Sqe::fetch_add(key.at(24), 2)).unwrap().value, 5);
+    assert_eq!(a.execute(&Sqe::compare_swap(key.at(24), 7, 9)).unwrap().value, 7);
+    assert_eq!(a.execute(&Sqe::swap(key.at(24), 10).flags(SqeFlags::SILENT)).unwrap().value, 9);
+    assert!(a.execute(&Sqe::get(source.slice(0, 8), key.at(24))).is_some());
+    let signalled = Sqe::put_signal(source.slice(8, 8), key.at(32), 5, Signal::Add(3));
+    assert!(a.execute(&signalled).is_some());
+    assert_eq!((source.load(0), window.load(32), window.load(40)), (10, 77, 3));
+
+    // Not at once, or not right: none of it happens.
+    let word = |at| Sqe::put_word(1, key.at(at));
+    let refused = [
+        word(4096),
+        word(48).class(2),
+        word(48).flags(SqeFlags::FENCE),
+        word(48).flags(SqeFlags::LINK),
+        word(48).deadline(1 << 40),
+        Sqe::fetch_add(key.at(4), 1),
+        Sqe::put(source.slice(4092, 8), key.at(48)),
+        Sqe::flush(world.ab),
+        Sqe::nop(),
+    ];
+    for (i, sqe) in refused.iter().enumerate() {
+        assert_eq!(a.execute(sqe), None, "case {i}");
+    }
+    assert_eq!((window.load(48), window.load(0), window.load(8)), (0, 0, 0));
+
+    // Behind what was pushed, behind a chain that is not over, and while the class is held.
+    a.push(word(56)).unwrap();
+    assert_eq!(a.execute(&word(48)), None);
+    a.submit(0);
+    assert!(a.execute(&word(64)).is_some());
+    a.push(word(56).flags(SqeFlags::LINK)).unwrap();
+    a.submit(0);
+    assert_eq!(a.execute(&word(48)), None);
+    a.push(word(56)).unwrap();
+    a.submit(0);
+    assert!(a.execute(&word(72)).is_some());
+    assert_eq!(window.load(48), 0);
+
+    let mut late = late(1);
+    let (window, key) = late.export(4096, Rights::all());
+    assert_eq!(late.a.execute(&Sqe::put_word(1, key.at(0))), None);
+    assert_eq!(window.load(0), 0);
+}
+
+/// While an operation waits in the engine, what comes behind it in its class waits too, and the other class does not,
+/// on a device that does everything at once.
+#[test]
+fn a_held_class_is_not_overtaken() {
+    let mut world = local(small());
+    let (window, key) = world.export(1 << 20, Rights::all());
+    let source = world.local_window(1 << 20);
+    // Larger than a slice: class 1 stays pending until it was polled often enough.
+    world.a.push(Sqe::put(source.slice(0, 1 << 20), key.at(0)).class(1).user_data(1)).unwrap();
+    // Waits for it.
+    world.a.push(Sqe::put_word(1, key.at(0)).class(0).flags(SqeFlags::FENCE).user_data(2)).unwrap();
+    world.a.push(Sqe::put_word(2, key.at(8)).class(0).user_data(3)).unwrap();
+    world.a.submit(0);
+    assert_eq!(world.a.execute(&Sqe::put_word(3, key.at(8))), None, "class 0 is held");
+    assert_eq!(world.a.execute(&Sqe::put_word(3, key.at(8)).class(1)), None, "class 1 is pending");
+    assert_eq!((window.load(0), window.load(8)), (0, 0));
+    let order: Vec<u64> = world.reap_all(3).iter().map(|c| c.user_data).collect();
+    assert_eq!(order, [1, 2, 3]);
+    assert_eq!((window.load(0), window.load(8)), (1, 2));
+    assert!(world.a.execute(&Sqe::put_word(4, key.at(8))).is_some(), "nothing is held any more");
+}
