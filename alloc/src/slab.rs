@@ -1,8 +1,8 @@
 //! A fixed-capacity slab over one block of memory that is registered with the devices once.
 //!
-//! A block is in one of three states: free, owned (a [`Buf`] exists), or lent (it moved into an operation, and comes
-//! back by its offset). The state lies in a word of its own beside the blocks, with a generation that changes each time
-//! the block is handed out, so a raw handle that is used twice is caught.
+//! A block is free, owned (a [`Buf`] exists), or lent (it moved into an operation, and comes back by its offset). Whether
+//! it is lent lies in a word of its own beside the blocks, with a generation that changes each time it is lent, so a raw
+//! handle that is used twice is caught.
 //!
 //! The slab belongs to one thread. A `Buf` may be dropped anywhere: it goes on a stack that is linked through the words
 //! beside the blocks, cannot be full, and is taken whole by the owner when a size class runs dry.
@@ -13,6 +13,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use crate::{Arena, ArenaFull, Table};
+
+/// Bits of a block's global index.
+const INDEX_BITS: u32 = 24;
 
 /// The largest number of size classes.
 pub const MAX_CLASSES: usize = 8;
@@ -85,13 +88,9 @@ impl fmt::Display for StaleBuf {
 
 impl core::error::Error for StaleBuf {}
 
-const STATE: u32 = 0b11;
-const FREE: u32 = 0;
-const OWNED: u32 = 1;
-const LENT: u32 = 2;
-/// On the stack of returned blocks.
-const RETURNED: u32 = 3;
-const GENERATION: u32 = 4;
+/// In the state of a block: it is lent. The rest is its generation.
+const LENT: u32 = 1;
+const GENERATION: u32 = 2;
 
 /// End of the stack of returned blocks; an index otherwise.
 const NONE: u32 = u32::MAX;
@@ -100,7 +99,7 @@ const CLOSED: u32 = u32::MAX - 1;
 
 /// The word pair beside each block.
 struct Meta {
-    /// Generation and state. Written by whoever has the block; read by who checks a handle.
+    /// Generation, and whether it is lent. Written by whoever has the block; read by who checks a handle.
     state: AtomicU32,
     /// The next block on the stack of returned ones. Written by who returns the block.
     next: AtomicU32,
@@ -197,16 +196,18 @@ pub struct Slab {
     class_count: usize,
     /// For each power of two, the first class that may be large enough.
     first_class: [u8; 33],
-    /// Blocks handed out and not yet seen to have come back, and handles made.
-    out: i64,
+    /// Handles ever made.
+    handles: i64,
 }
 
 /// The owner's private part of a class.
 #[derive(Clone, Copy)]
 struct Class {
     geometry: Geometry,
+    /// Where the block with the global index 0 would lie, were it of this class.
+    origin: *mut u8,
     /// Free blocks, by global index; the last one goes out first.
-    free: Option<NonNull<u32>>,
+    free: NonNull<u32>,
     free_count: u32,
 }
 
@@ -227,16 +228,17 @@ impl Slab {
         let ascending = classes.windows(2).all(|pair| pair[0].size < pair[1].size);
         let blocks = classes.iter().try_fold(0u32, |sum, c| sum.checked_add(c.count)).unwrap_or(u32::MAX);
         let empty = classes.iter().any(|c| c.size == 0 || c.size > 1 << 31 || c.count == 0);
-        if classes.is_empty() || classes.len() > MAX_CLASSES || !ascending || empty || blocks > 1 << 24 {
+        if classes.is_empty() || classes.len() > MAX_CLASSES || !ascending || empty || blocks > 1 << INDEX_BITS {
             return Err(SlabError::Classes);
         }
         // SAFETY: what is carved here is used by the header's users only, and the last of them drops the arena.
         let header = unsafe { arena.block(size_of::<Header>(), align_of::<Header>()) }.map_err(SlabError::Memory)?;
         let header = header.cast::<Header>();
-        let fresh = |_| Meta { state: AtomicU32::new(FREE), next: AtomicU32::new(NONE) };
+        let fresh = |_| Meta { state: AtomicU32::new(0), next: AtomicU32::new(NONE) };
         // SAFETY: as above.
         let meta = unsafe { arena.table(blocks, fresh) }.map_err(SlabError::Memory)?;
-        let none = Class { geometry: Geometry::default(), free: None, free_count: 0 };
+        let (origin, free) = (core::ptr::null_mut(), NonNull::dangling());
+        let none = Class { geometry: Geometry::default(), origin, free, free_count: 0 };
         let mut own = [none; MAX_CLASSES];
         let mut first = 0;
         let mut start = 0;
@@ -249,12 +251,16 @@ impl Slab {
                 // SAFETY: i < count. In descending order, so that the first block goes out first.
                 unsafe { free.add(i as usize).write(first + asked.count - 1 - i) };
             }
-            *class = Class { geometry, free: Some(free), free_count: asked.count };
+            *class = Class { geometry, origin, free, free_count: asked.count };
             first += asked.count;
             start += geometry.stride as usize * count;
         }
         // SAFETY: as above. Zeroed by the arena, so a block is initialised bytes from the start.
         let data = unsafe { arena.block(start, 64) }.map_err(SlabError::Memory)?;
+        for class in own.iter_mut().take(classes.len()) {
+            let Geometry { start, first, stride, .. } = class.geometry;
+            class.origin = data.as_ptr().wrapping_add(start).wrapping_sub(first as usize * stride as usize);
+        }
         let mut first_class = [0u8; 33];
         for (power, entry) in first_class.iter_mut().enumerate() {
             // Lengths in (2^(power-1), 2^power] start at the first class above 2^(power-1).
@@ -275,7 +281,7 @@ impl Slab {
                 arena,
             });
         }
-        Ok(Slab { header, classes: own, class_count: classes.len(), first_class, out: 0 })
+        Ok(Slab { header, classes: own, class_count: classes.len(), first_class, handles: 0 })
     }
 
     #[inline(always)]
@@ -291,7 +297,7 @@ impl Slab {
 
     /// A handle by which an engine on another core gives blocks back.
     pub fn handle(&mut self) -> SlabHandle {
-        self.out += 1;
+        self.handles += 1;
         SlabHandle { header: self.header }
     }
 
@@ -312,23 +318,20 @@ impl Slab {
     #[inline(always)]
     fn pop_free(&mut self, class: usize) -> Option<u32> {
         let class = self.classes.get_mut(class)?;
-        let free = class.free?;
         class.free_count = class.free_count.checked_sub(1)?;
         // SAFETY: free_count is below the number of entries.
-        Some(unsafe { free.add(class.free_count as usize).read() })
+        Some(unsafe { class.free.add(class.free_count as usize).read() })
     }
 
     #[inline(always)]
-    fn hand_out(&mut self, class: usize, index: u32, len: usize) -> Buf {
-        self.out += 1;
-        let header = self.header();
-        let geometry = &self.classes[class & (MAX_CLASSES - 1)].geometry;
-        let state = &header.meta.at(index).state;
-        let generation = (state.load(Ordering::Relaxed) & !STATE).wrapping_add(GENERATION);
-        state.store(generation | OWNED, Ordering::Relaxed);
-        // SAFETY: a block of this class, inside `data`.
-        let data = unsafe { header.data.add(header.offset_of(geometry, index)) };
-        Buf { data, len: len as u32, capacity: geometry.size, index, header: self.header }
+    fn hand_out(&self, class: usize, index: u32, len: usize) -> Buf {
+        let class = class & (MAX_CLASSES - 1);
+        let Class { geometry, origin, .. } = &self.classes[class];
+        let data = origin.wrapping_add(index as usize * geometry.stride as usize);
+        // SAFETY: a block of this class, inside the slab's data, which is not at 0.
+        let data = unsafe { NonNull::new_unchecked(data) };
+        let place = Place::new(class, index);
+        Buf { data, len: len as u32, capacity: geometry.size, place, header: self.header }
     }
 
     /// The class ran dry, or there is none: first what was dropped elsewhere, then larger blocks.
@@ -356,7 +359,7 @@ impl Slab {
         let mut count = 0;
         while index != NONE {
             let next = self.header().meta.at(index).next.load(Ordering::Relaxed);
-            self.put_free(index);
+            self.put_free(self.class_of(index), index);
             index = next;
             count += 1;
         }
@@ -369,27 +372,23 @@ impl Slab {
         if buf.header != self.header {
             return; // another slab's: its drop knows the way
         }
-        let index = buf.index;
+        let place = buf.place;
         core::mem::forget(buf);
-        self.put_free(index);
+        self.put_free(place.class(), place.index());
+    }
+
+    /// The class whose indices contain it; one of them does.
+    fn class_of(&self, index: u32) -> usize {
+        let contains = |c: &Class| index.wrapping_sub(c.geometry.first) < c.geometry.count;
+        self.classes.iter().position(contains).unwrap_or(0)
     }
 
     #[inline(always)]
-    fn put_free(&mut self, index: u32) {
-        self.out -= 1;
-        let state = &self.header().meta.at(index).state;
-        state.store(state.load(Ordering::Relaxed) & !STATE, Ordering::Relaxed);
-        for class in &mut self.classes {
-            // The class whose indices contain it; one of them does, and its stack has room for all its blocks.
-            if index.wrapping_sub(class.geometry.first) < class.geometry.count {
-                if let Some(free) = class.free {
-                    // SAFETY: the block was out, so fewer than `count` are on the stack.
-                    unsafe { free.add(class.free_count as usize).write(index) };
-                    class.free_count += 1;
-                }
-                return;
-            }
-        }
+    fn put_free(&mut self, class: usize, index: u32) {
+        let class = &mut self.classes[class & (MAX_CLASSES - 1)];
+        // SAFETY: the block was out, so fewer than `count` are on the stack.
+        unsafe { class.free.add(class.free_count as usize).write(index) };
+        class.free_count += 1;
     }
 
     /// Takes a lent block back into a [`Buf`] of `len` bytes. `offset` may be any in the block, as it is known to the
@@ -399,17 +398,15 @@ impl Slab {
     /// No operation has the block any more.
     pub unsafe fn take_back(&mut self, offset: usize, len: u32) -> Option<Buf> {
         let header = self.header();
-        let (class, index) = header.block_at(offset)?;
+        let (geometry, index) = header.block_at(offset)?;
         let state = &header.meta.at(index).state;
         let now = state.load(Ordering::Relaxed);
-        if now & STATE != LENT {
+        if now & LENT == 0 {
             return None;
         }
         // A handle on another thread may return it at the same moment: one of the two wins.
-        state.compare_exchange(now, now & !STATE | OWNED, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        // SAFETY: a block of this class, inside `data`.
-        let data = unsafe { header.data.add(header.offset_of(class, index)) };
-        Some(Buf { data, len: len.min(class.size), capacity: class.size, index, header: self.header })
+        state.compare_exchange(now, now & !LENT, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(self.hand_out(self.class_of(index), index, len.min(geometry.size) as usize))
     }
 
     /// The `Buf` of a raw handle that [`Buf::into_raw`] made, unless it was given back before.
@@ -418,18 +415,14 @@ impl Slab {
     /// No operation has the block any more.
     pub unsafe fn from_raw(&mut self, raw: RawBuf) -> Result<Buf, StaleBuf> {
         let header = self.header();
-        let (class, index) = header.block_at(raw.offset).ok_or(StaleBuf(raw))?;
-        let expected = raw.generation | LENT;
+        let (geometry, index) = header.block_at(raw.offset).ok_or(StaleBuf(raw))?;
+        let lent = raw.generation | LENT;
         let state = &header.meta.at(index).state;
-        let is_start = header.offset_of(class, index) == raw.offset;
-        if !is_start
-            || state.compare_exchange(expected, raw.generation | OWNED, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
+        let is_start = header.offset_of(geometry, index) == raw.offset;
+        if !is_start || state.compare_exchange(lent, lent & !LENT, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Err(StaleBuf(raw));
         }
-        // SAFETY: a block of this class, inside `data`.
-        let data = unsafe { header.data.add(raw.offset) };
-        Ok(Buf { data, len: raw.len.min(class.size), capacity: class.size, index, header: self.header })
+        Ok(self.hand_out(self.class_of(index), index, raw.len.min(geometry.size) as usize))
     }
 
     /// Number of free blocks in each class, in the order of the classes.
@@ -447,11 +440,12 @@ impl Drop for Slab {
         let mut index = self.header().returned.swap(CLOSED, Ordering::AcqRel);
         while index != NONE && index != CLOSED {
             let next = self.header().meta.at(index).next.load(Ordering::Relaxed);
-            self.put_free(index);
+            self.put_free(self.class_of(index), index);
             index = next;
         }
+        let out: i64 = self.classes.iter().map(|c| i64::from(c.geometry.count - c.free_count)).sum();
         // One more than is out, for this call itself: the last one out drops the arena, be it here or elsewhere.
-        self.header().survivors.fetch_add(self.out + 1, Ordering::AcqRel);
+        self.header().survivors.fetch_add(out + self.handles + 1, Ordering::AcqRel);
         // SAFETY: this call counted itself in, and uses the header no more.
         unsafe { Header::count_out(self.header) };
     }
@@ -479,11 +473,11 @@ impl SlabHandle {
         let Some((_, index)) = header.block_at(offset) else { return false };
         let state = &header.meta.at(index).state;
         let now = state.load(Ordering::Relaxed);
-        if now & STATE != LENT {
+        if now & LENT == 0 {
             return false;
         }
         // One of two who return the same block wins.
-        if state.compare_exchange(now, now & !STATE | RETURNED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if state.compare_exchange(now, now & !LENT, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
         // SAFETY: the block was lent and this call won it; the handle keeps the header.
@@ -505,8 +499,30 @@ pub struct Buf {
     data: NonNull<u8>,
     len: u32,
     capacity: u32,
-    index: u32,
+    place: Place,
     header: NonNull<Header>,
+}
+
+/// Class and global index of a block.
+#[derive(Clone, Copy)]
+struct Place(u32);
+
+impl Place {
+    #[inline(always)]
+    fn new(class: usize, index: u32) -> Place {
+        const { assert!(MAX_CLASSES <= 1 << (32 - INDEX_BITS)) };
+        Place((class as u32) << INDEX_BITS | index)
+    }
+
+    #[inline(always)]
+    fn class(self) -> usize {
+        (self.0 >> INDEX_BITS) as usize
+    }
+
+    #[inline(always)]
+    fn index(self) -> u32 {
+        self.0 & ((1 << INDEX_BITS) - 1)
+    }
 }
 
 // SAFETY: the block belongs to the Buf alone.
@@ -521,7 +537,7 @@ pub struct RawBuf {
     pub offset: usize,
     /// Bytes in use.
     pub len: u32,
-    /// Which handing-out of the block this is.
+    /// Which lending of the block this is.
     pub generation: u32,
 }
 
@@ -550,8 +566,8 @@ impl Buf {
     pub fn into_raw(self) -> RawBuf {
         // SAFETY: the block keeps the header.
         let header = unsafe { self.header.as_ref() };
-        let state = &header.meta.at(self.index).state;
-        let generation = state.load(Ordering::Relaxed) & !STATE;
+        let state = &header.meta.at(self.place.index()).state;
+        let generation = (state.load(Ordering::Relaxed) & !LENT).wrapping_add(GENERATION);
         state.store(generation | LENT, Ordering::Relaxed);
         let offset = self.data.as_ptr() as usize - header.data.as_ptr() as usize;
         let raw = RawBuf { offset, len: self.len, generation };
@@ -577,14 +593,14 @@ impl DerefMut for Buf {
 
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buf {{ block: {}, len: {}, capacity: {} }}", self.index, self.len, self.capacity)
+        write!(f, "Buf {{ block: {}, len: {}, capacity: {} }}", self.place.index(), self.len, self.capacity)
     }
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
         // SAFETY: the Buf has the block, and uses the header no more.
-        unsafe { Header::give_back(self.header, self.index) };
+        unsafe { Header::give_back(self.header, self.place.index()) };
     }
 }
 
