@@ -17,6 +17,9 @@ use crate::{Arena, ArenaFull, Table};
 /// Bits of a block's global index.
 const INDEX_BITS: u32 = 24;
 
+/// Binary logarithms of a length.
+const POWERS: usize = 64;
+
 /// The largest number of size classes.
 pub const MAX_CLASSES: usize = 8;
 
@@ -194,14 +197,16 @@ pub struct Slab {
     header: NonNull<Header>,
     classes: [Class; MAX_CLASSES],
     class_count: usize,
-    /// For each power of two, the first class that may be large enough.
-    first_class: [u8; 33],
+    largest: u32,
+    /// For each binary logarithm of a length less one the first class that may be large enough.
+    first_class: [u8; POWERS],
     /// Handles ever made.
     handles: i64,
 }
 
 /// The owner's private part of a class.
 #[derive(Clone, Copy)]
+#[repr(align(64))]
 struct Class {
     geometry: Geometry,
     /// Where the block with the global index 0 would lie, were it of this class.
@@ -261,11 +266,11 @@ impl Slab {
             let Geometry { start, first, stride, .. } = class.geometry;
             class.origin = data.as_ptr().wrapping_add(start).wrapping_sub(first as usize * stride as usize);
         }
-        let mut first_class = [0u8; 33];
+        let mut first_class = [0u8; POWERS];
         for (power, entry) in first_class.iter_mut().enumerate() {
-            // Lengths in (2^(power-1), 2^power] start at the first class above 2^(power-1).
-            let least = if power == 0 { 0 } else { 1u64 << (power - 1) };
-            let fitting = classes.iter().position(|c| u64::from(c.size) > least);
+            // Lengths from 2^power + 1 on; 1 and 2 share the first entry.
+            let above = if power == 0 { 0 } else { 1u64 << power };
+            let fitting = classes.iter().position(|c| u64::from(c.size) > above);
             *entry = fitting.unwrap_or(classes.len()) as u8;
         }
         // SAFETY: carved for a header, aligned, not yet used.
@@ -281,7 +286,8 @@ impl Slab {
                 arena,
             });
         }
-        Ok(Slab { header, classes: own, class_count: classes.len(), first_class, handles: 0 })
+        let largest = classes.last().map_or(0, |c| c.size);
+        Ok(Slab { header, classes: own, class_count: classes.len(), largest, first_class, handles: 0 })
     }
 
     #[inline(always)]
@@ -304,14 +310,19 @@ impl Slab {
     /// A block of at least `len` bytes. Its contents are what the last user left.
     #[inline]
     pub fn alloc(&mut self, len: usize) -> Result<Buf, SlabError> {
-        let power = if len <= 1 { 0 } else { usize::BITS - (len - 1).leading_zeros() };
-        let mut class = self.first_class.get(power as usize).map_or(self.class_count, |c| *c as usize);
+        let power = (len.saturating_sub(1) | 1).ilog2() as usize;
+        let mut class = usize::from(self.first_class[power & (POWERS - 1)]);
         while self.classes.get(class).is_some_and(|c| (c.geometry.size as usize) < len) {
             class += 1;
         }
-        match self.pop_free(class) {
-            Some(index) => Ok(self.hand_out(class, index, len)),
-            None => self.alloc_slow(class, len),
+        if let Some(index) = self.pop_free(class) {
+            return Ok(self.hand_out(class, index, len));
+        }
+        // Made here: an error that came through a pointer would keep the block in memory on its way out, too.
+        match self.find_free(class) {
+            Some(place) => Ok(self.hand_out(place.class(), place.index(), len)),
+            None if class >= self.class_count => Err(SlabError::TooLarge { len, largest: self.largest }),
+            None => Err(SlabError::Exhausted { len }),
         }
     }
 
@@ -330,25 +341,15 @@ impl Slab {
         let data = origin.wrapping_add(index as usize * geometry.stride as usize);
         // SAFETY: a block of this class, inside the slab's data, which is not at 0.
         let data = unsafe { NonNull::new_unchecked(data) };
-        let place = Place::new(class, index);
-        Buf { data, len: len as u32, capacity: geometry.size, place, header: self.header }
+        Buf { data, header: self.header, len_and_place: len as u64 | u64::from(Place::new(class, index).0) << 32 }
     }
 
     /// The class ran dry, or there is none: first what was dropped elsewhere, then larger blocks.
     #[cold]
     #[inline(never)]
-    fn alloc_slow(&mut self, class: usize, len: usize) -> Result<Buf, SlabError> {
-        if class >= self.class_count {
-            let largest = self.classes.iter().map(|c| c.geometry.size).max().unwrap_or(0);
-            return Err(SlabError::TooLarge { len, largest });
-        }
+    fn find_free(&mut self, class: usize) -> Option<Place> {
         self.collect();
-        for class in class..self.class_count {
-            if let Some(index) = self.pop_free(class) {
-                return Ok(self.hand_out(class, index, len));
-            }
-        }
-        Err(SlabError::Exhausted { len })
+        (class..self.class_count).find_map(|class| Some(Place::new(class, self.pop_free(class)?)))
     }
 
     /// Takes back what was dropped elsewhere, and says how many blocks that were. `alloc` does it by itself when it runs
@@ -359,7 +360,7 @@ impl Slab {
         let mut count = 0;
         while index != NONE {
             let next = self.header().meta.at(index).next.load(Ordering::Relaxed);
-            self.put_free(self.class_of(index), index);
+            self.put_free(self.place_of(index));
             index = next;
             count += 1;
         }
@@ -372,22 +373,22 @@ impl Slab {
         if buf.header != self.header {
             return; // another slab's: its drop knows the way
         }
-        let place = buf.place;
+        let place = buf.place();
         core::mem::forget(buf);
-        self.put_free(place.class(), place.index());
+        self.put_free(place);
     }
 
-    /// The class whose indices contain it; one of them does.
-    fn class_of(&self, index: u32) -> usize {
+    /// The place of a block: in the class whose indices contain it; one of them does.
+    fn place_of(&self, index: u32) -> Place {
         let contains = |c: &Class| index.wrapping_sub(c.geometry.first) < c.geometry.count;
-        self.classes.iter().position(contains).unwrap_or(0)
+        Place::new(self.classes.iter().position(contains).unwrap_or(0), index)
     }
 
     #[inline(always)]
-    fn put_free(&mut self, class: usize, index: u32) {
-        let class = &mut self.classes[class & (MAX_CLASSES - 1)];
+    fn put_free(&mut self, place: Place) {
+        let class = &mut self.classes[place.class()];
         // SAFETY: the block was out, so fewer than `count` are on the stack.
-        unsafe { class.free.add(class.free_count as usize).write(index) };
+        unsafe { class.free.add(class.free_count as usize).write(place.index()) };
         class.free_count += 1;
     }
 
@@ -406,7 +407,8 @@ impl Slab {
         }
         // A handle on another thread may return it at the same moment: one of the two wins.
         state.compare_exchange(now, now & !LENT, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(self.hand_out(self.class_of(index), index, len.min(geometry.size) as usize))
+        let (class, len) = (self.place_of(index).class(), len.min(geometry.size));
+        Some(self.hand_out(class, index, len as usize))
     }
 
     /// The `Buf` of a raw handle that [`Buf::into_raw`] made, unless it was given back before.
@@ -422,7 +424,8 @@ impl Slab {
         if !is_start || state.compare_exchange(lent, lent & !LENT, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Err(StaleBuf(raw));
         }
-        Ok(self.hand_out(self.class_of(index), index, raw.len.min(geometry.size) as usize))
+        let (class, len) = (self.place_of(index).class(), raw.len.min(geometry.size));
+        Ok(self.hand_out(class, index, len as usize))
     }
 
     /// Number of free blocks in each class, in the order of the classes.
@@ -440,7 +443,7 @@ impl Drop for Slab {
         let mut index = self.header().returned.swap(CLOSED, Ordering::AcqRel);
         while index != NONE && index != CLOSED {
             let next = self.header().meta.at(index).next.load(Ordering::Relaxed);
-            self.put_free(self.class_of(index), index);
+            self.put_free(self.place_of(index));
             index = next;
         }
         let out: i64 = self.classes.iter().map(|c| i64::from(c.geometry.count - c.free_count)).sum();
@@ -497,10 +500,9 @@ impl Drop for SlabHandle {
 /// back with the completion. Forgetting it leaks the block and nothing else.
 pub struct Buf {
     data: NonNull<u8>,
-    len: u32,
-    capacity: u32,
-    place: Place,
     header: NonNull<Header>,
+    /// One word: two halves that are written one by one and read as one would be waited for.
+    len_and_place: u64,
 }
 
 /// Class and global index of a block.
@@ -516,7 +518,7 @@ impl Place {
 
     #[inline(always)]
     fn class(self) -> usize {
-        (self.0 >> INDEX_BITS) as usize
+        (self.0 >> INDEX_BITS) as usize & (MAX_CLASSES - 1)
     }
 
     #[inline(always)]
@@ -542,9 +544,16 @@ pub struct RawBuf {
 }
 
 impl Buf {
+    #[inline(always)]
+    fn place(&self) -> Place {
+        Place((self.len_and_place >> 32) as u32)
+    }
+
     /// Bytes the block has room for.
     pub fn capacity(&self) -> usize {
-        self.capacity as usize
+        // SAFETY: the block keeps the header.
+        let header = unsafe { self.header.as_ref() };
+        header.classes[self.place().class()].size as usize
     }
 
     /// Sets how many bytes of the block are in use: what a put sends and a get fetches.
@@ -552,8 +561,8 @@ impl Buf {
     /// # Panics
     /// If `len` is above the capacity.
     pub fn set_len(&mut self, len: usize) {
-        assert!(len <= self.capacity as usize, "a block of {} bytes cannot hold {len}", self.capacity);
-        self.len = len as u32;
+        assert!(len <= self.capacity(), "a block of {} bytes cannot hold {len}", self.capacity());
+        self.len_and_place = self.len_and_place & !0xffff_ffff | len as u64;
     }
 
     /// Whether the block is one of `slab`'s.
@@ -566,11 +575,11 @@ impl Buf {
     pub fn into_raw(self) -> RawBuf {
         // SAFETY: the block keeps the header.
         let header = unsafe { self.header.as_ref() };
-        let state = &header.meta.at(self.place.index()).state;
+        let state = &header.meta.at(self.place().index()).state;
         let generation = (state.load(Ordering::Relaxed) & !LENT).wrapping_add(GENERATION);
         state.store(generation | LENT, Ordering::Relaxed);
         let offset = self.data.as_ptr() as usize - header.data.as_ptr() as usize;
-        let raw = RawBuf { offset, len: self.len, generation };
+        let raw = RawBuf { offset, len: self.len_and_place as u32, generation };
         core::mem::forget(self);
         raw
     }
@@ -580,27 +589,27 @@ impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: the block is initialised and belongs to this Buf alone; len <= capacity.
-        unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
+        unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len_and_place as u32 as usize) }
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `&mut self` makes it the only reference.
-        unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.len as usize) }
+        unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.len_and_place as u32 as usize) }
     }
 }
 
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buf {{ block: {}, len: {}, capacity: {} }}", self.place.index(), self.len, self.capacity)
+        write!(f, "Buf {{ block: {}, len: {}, capacity: {} }}", self.place().index(), self.len(), self.capacity())
     }
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
         // SAFETY: the Buf has the block, and uses the header no more.
-        unsafe { Header::give_back(self.header, self.place.index()) };
+        unsafe { Header::give_back(self.header, self.place().index()) };
     }
 }
 
