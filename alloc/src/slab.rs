@@ -162,6 +162,7 @@ impl Header {
     /// # Safety
     /// `this` is the header of a slab in which the caller has the block `index`; after the call it has it no more, and
     /// must not use `this` unless something else keeps it.
+    #[inline(never)]
     unsafe fn give_back(this: NonNull<Header>, index: u32) {
         // SAFETY: the caller's block keeps the header alive.
         let header = unsafe { this.as_ref() };
@@ -397,9 +398,18 @@ impl Slab {
     ///
     /// # Safety
     /// No operation has the block any more.
+    #[inline]
     pub unsafe fn take_back(&mut self, offset: usize, len: u32) -> Option<Buf> {
+        let place = self.retake(offset)?;
+        let len = len.min(self.classes[place.class()].geometry.size);
+        Some(self.hand_out(place.class(), place.index(), len as usize))
+    }
+
+    /// The lent block that `offset` lies in, lent no more.
+    #[inline(never)]
+    fn retake(&self, offset: usize) -> Option<Place> {
         let header = self.header();
-        let (geometry, index) = header.block_at(offset)?;
+        let (_, index) = header.block_at(offset)?;
         let state = &header.meta.at(index).state;
         let now = state.load(Ordering::Relaxed);
         if now & LENT == 0 {
@@ -407,8 +417,7 @@ impl Slab {
         }
         // A handle on another thread may return it at the same moment: one of the two wins.
         state.compare_exchange(now, now & !LENT, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        let (class, len) = (self.place_of(index).class(), len.min(geometry.size));
-        Some(self.hand_out(class, index, len as usize))
+        Some(self.place_of(index))
     }
 
     /// The `Buf` of a raw handle that [`Buf::into_raw`] made, unless it was given back before.
@@ -607,6 +616,8 @@ impl fmt::Debug for Buf {
 }
 
 impl Drop for Buf {
+    // Inlined, and what it calls takes it by value: a block whose address nobody has stays in registers.
+    #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: the Buf has the block, and uses the header no more.
         unsafe { Header::give_back(self.header, self.place().index()) };

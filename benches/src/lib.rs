@@ -1,8 +1,12 @@
-//! The loops whose instructions are counted: each is one function, called with everything made and warm.
+//! The loops whose instructions are counted: each is called with everything made and warm.
 
-use verbring::{Device, Engine, Local as Range, RemoteKey, Rights, Sqe, SqeFlags, Target};
+use std::hint::black_box;
+
+use verbring::{Buf, Config, Device, Engine, Local as Range, Opts, RemoteKey, Rights, Signal, SizeClass, Slab, Sqe};
+use verbring::{SqeFlags, Target};
 use verbring_sys::local::Local;
-use verbring_tests::{World, local};
+use verbring_sys::{Deferred, Faults};
+use verbring_tests::{World, arena, deferred, local};
 
 /// An engine with a peer, a window of the peer's, and local memory.
 pub struct Ready<D: Device> {
@@ -14,9 +18,7 @@ pub struct Ready<D: Device> {
     pub range: Range,
 }
 
-/// Over the local device, whose data path is that of shm.
-pub fn ready() -> Box<Ready<Local>> {
-    let mut world = local(verbring::Config::default());
+fn ready_on<D: Device>(mut world: World<D>) -> Box<Ready<D>> {
     let (window, key) = world.export(1 << 16, Rights::all());
     let source = world.local_window(4096);
     // The window and the source stay registered; their handles are not needed.
@@ -25,8 +27,44 @@ pub fn ready() -> Box<Ready<Local>> {
     // The code and the tables are touched once before anything is counted.
     for count in [1, 100] {
         batch(&mut ready, count, put);
+        while ready.world.a.outstanding() != 0 {
+            ready.world.a.poll(1);
+        }
+        reap(&mut ready);
     }
     ready
+}
+
+/// Over the local device, whose data path is that of shm.
+pub fn ready() -> Box<Ready<Local>> {
+    ready_on(local(Config::default()))
+}
+
+/// Over a device that does nothing before it is polled.
+pub fn ready_deferred() -> Box<Ready<Deferred<Local>>> {
+    ready_on(deferred(Config::default(), 1, Faults { lateness: 1, ..Faults::default() }))
+}
+
+/// With 100 puts in the submission ring.
+pub fn pushed() -> Box<Ready<Local>> {
+    let mut ready = ready();
+    push(&mut ready, 100, put);
+    ready
+}
+
+/// With 100 completions in the completion ring.
+pub fn completed() -> Box<Ready<Local>> {
+    let mut ready = pushed();
+    ready.world.a.submit(1);
+    ready
+}
+
+/// A slab of blocks of 4 KiB.
+pub fn slab() -> Slab {
+    let classes = [SizeClass { size: 4096, count: 128 }];
+    let mut slab = Slab::new(arena(Slab::bytes(&classes)), &classes).expect("room for it");
+    hold(&mut slab);
+    slab
 }
 
 /// An 8-byte put from local memory.
@@ -59,26 +97,91 @@ pub fn fetch_add(_range: Range, target: Target, i: u64) -> Sqe {
     Sqe::fetch_add(target, i)
 }
 
-/// Pushes `count` operations to as many places, submits once, polls once, and reaps what there is: how many.
+/// An 8-byte put and a word behind it.
 #[inline(always)]
-pub fn batch<D: Device>(ready: &mut Ready<D>, count: u64, make: impl Fn(Range, Target, u64) -> Sqe) -> u64 {
-    let engine: &mut Engine<D> = &mut ready.world.a;
+pub fn put_signal(range: Range, target: Target, i: u64) -> Sqe {
+    Sqe::put_signal(range, target, 8000, Signal::Store(i))
+}
+
+/// Nothing.
+#[inline(always)]
+pub fn nop(_range: Range, _target: Target, _i: u64) -> Sqe {
+    Sqe::nop()
+}
+
+/// Pushes `count` operations to as many places.
+#[inline(always)]
+pub fn push<D: Device>(ready: &mut Ready<D>, count: u64, make: impl Fn(Range, Target, u64) -> Sqe) {
     for i in 0..count {
-        let _ = engine.push(make(ready.range, ready.key.at(i * 64), i).user_data(i));
+        let _ = ready.world.a.push(make(ready.range, ready.key.at(i * 64), i).user_data(i));
     }
-    engine.submit(1);
-    engine.poll(1);
+}
+
+/// Reaps what there is: the sum of its user_data.
+#[inline(always)]
+pub fn reap<D: Device>(ready: &mut Ready<D>) -> u64 {
     let mut sum = 0;
-    while let Some(done) = engine.reap() {
+    while let Some(done) = ready.world.a.reap() {
         sum += done.user_data;
     }
     sum
 }
 
+/// Pushes `count` operations, submits once, polls once, and reaps what there is.
+#[inline(always)]
+pub fn batch<D: Device>(ready: &mut Ready<D>, count: u64, make: impl Fn(Range, Target, u64) -> Sqe) -> u64 {
+    push(ready, count, make);
+    let engine: &mut Engine<D> = &mut ready.world.a;
+    engine.submit(1);
+    engine.poll(1);
+    reap(ready)
+}
+
 /// One operation past the rings.
 #[inline(always)]
-pub fn alone<D: Device>(ready: &mut Ready<D>, make: impl Fn(Range, Target, u64) -> Sqe) -> u64 {
-    let engine: &mut Engine<D> = &mut ready.world.a;
-    let done = engine.execute(&make(ready.range, ready.key.at(64), 1).user_data(1));
+pub fn execute<D: Device>(ready: &mut Ready<D>, make: impl Fn(Range, Target, u64) -> Sqe) -> u64 {
+    let done = ready.world.a.execute(&make(ready.range, ready.key.at(64), 1).user_data(1));
     done.map_or(0, |done| done.user_data)
+}
+
+/// A block from the slab, put, completed, and given back, `count` times.
+#[inline(always)]
+pub fn put_blocks(ready: &mut Ready<Local>, count: u64) -> u64 {
+    let engine = &mut ready.world.a;
+    let mut sum = 0;
+    for i in 0..count {
+        let Ok(buf) = engine.alloc(8) else { break };
+        let _ = engine.put(buf, ready.key.at(i * 64), Opts { user_data: i, ..Opts::default() });
+    }
+    engine.submit(1);
+    engine.poll(1);
+    while let Some(done) = engine.reap() {
+        sum += done.user_data;
+        if let Some(buf) = done.buf {
+            engine.free(buf);
+        }
+    }
+    sum
+}
+
+/// A block and back at once, 64 times.
+#[inline(always)]
+pub fn pairs(slab: &mut Slab) {
+    for _ in 0..64 {
+        let Ok(buf) = slab.alloc(black_box(4096)) else { break };
+        black_box(buf.as_ptr());
+        slab.free(buf);
+    }
+}
+
+/// 64 blocks, then back in the same order.
+#[inline(always)]
+pub fn hold(slab: &mut Slab) {
+    let mut held = [const { None::<Buf> }; 64];
+    for place in &mut held {
+        *place = slab.alloc(black_box(4096)).ok();
+    }
+    for buf in held.into_iter().flatten() {
+        slab.free(buf);
+    }
 }

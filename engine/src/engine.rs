@@ -683,9 +683,8 @@ impl PortEnd {
             return 0;
         }
         let before = self.end.taken();
-        let mut run = self.end.run();
-        Fast { device, imports: imports.view(), locals: locals.view() }.submit(&mut run);
-        let progress = run.progress();
+        let fast = Fast { device, imports: imports.view(), locals: locals.view() };
+        let progress = fast.submit(self.end.run()).progress();
         self.end.go_on(progress);
         self.end.tell();
         self.end.taken().wrapping_sub(before)

@@ -82,9 +82,10 @@ impl Words for Sqe {
 }
 
 impl<D: Device> Fast<'_, D> {
-    /// Does the entries of a run, as far as each can be done at once; the run ends before the first that cannot.
+    /// Does the entries of a run, as far as each can be done at once; it ends before the first that cannot. By value: what
+    /// nobody has the address of stays in registers.
     #[inline(always)]
-    pub(crate) fn submit(mut self, run: &mut Run<'_>) {
+    pub(crate) fn submit<'r>(mut self, mut run: Run<'r>) -> Run<'r> {
         // Mostly it is all puts; then nothing is made ready for others.
         while let Some(first) = run.first() {
             if shape_of(first) != PUT {
@@ -92,17 +93,18 @@ impl<D: Device> Fast<'_, D> {
                 return self.submit_any(run);
             }
             run.row(first);
-            if !self.row::<PUT>(run, class_of(first)) {
-                return;
+            if !self.row::<PUT>(&mut run, class_of(first)) {
+                break;
             }
         }
+        run
     }
 
     #[inline(never)]
-    fn submit_any(mut self, run: &mut Run<'_>) {
+    fn submit_any<'r>(mut self, mut run: Run<'r>) -> Run<'r> {
         while let Some(first) = run.first() {
             run.row(first);
-            let (shape, class, fast) = (shape_of(first), class_of(first), &mut self);
+            let (shape, class, fast, run) = (shape_of(first), class_of(first), &mut self, &mut run);
             let went_on = rows! { fast, run, class, shape;
                 PUT: 0, SILENT, BUF;
                 GET: 0, SILENT, BUF;
@@ -114,9 +116,10 @@ impl<D: Device> Fast<'_, D> {
                 NOP: 0, SILENT;
             };
             if !went_on {
-                return;
+                break;
             }
         }
+        run
     }
 
     /// Does one entry: the old value of an atomic, else 0. None if it cannot be done at once.
