@@ -29,6 +29,22 @@ fn budget(name: &str) -> LibraryBenchmarkConfig {
     config
 }
 
+fn peers_1() -> Peers {
+    peers(1)
+}
+
+fn peers_16() -> Peers {
+    peers(16)
+}
+
+fn peers_256() -> Peers {
+    peers(256)
+}
+
+fn peers_1000() -> Peers {
+    peers(1000)
+}
+
 macro_rules! benches {
     ($($name:ident, $setup:ident -> $ready:ty, |$var:ident| $body:expr;)+) => {
         $(
@@ -46,6 +62,10 @@ benches! {
     push_100, ready -> OnLocal, |r| { push(&mut r, black_box(100), put); 0 };
     submit_100, pushed -> OnLocal, |r| r.world.a.submit(1).into();
     poll_idle, ready -> OnLocal, |r| r.world.a.poll(1).into();
+    poll_peers_1, peers_1 -> Peers, |r| poll_peers(&mut r);
+    poll_peers_16, peers_16 -> Peers, |r| poll_peers(&mut r);
+    poll_peers_256, peers_256 -> Peers, |r| poll_peers(&mut r);
+    poll_peers_1000, peers_1000 -> Peers, |r| poll_peers(&mut r);
     submit_idle, ready -> OnLocal, |r| r.world.a.submit(1).into();
     reap_100, completed -> OnLocal, |r| reap(&mut r);
     put_alone, ready -> OnLocal, |r| batch(&mut r, black_box(1), put);

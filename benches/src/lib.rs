@@ -3,9 +3,11 @@
 use std::hint::black_box;
 
 use verbring::{Buf, Config, Device, Engine, Local as Range, Opts, RemoteKey, Rights, Signal, SizeClass, Slab, Sqe};
-use verbring::{SqeFlags, Target};
+use verbring::{SqeFlags, Status, Target};
+use verbring_slab::Arena;
+use verbring_sys::lane::{LANE_BYTES, Lane};
 use verbring_sys::local::Local;
-use verbring_sys::{Deferred, Faults};
+use verbring_sys::{CpuNic, Deferred, Faults, Mr, Posted, Qp, Wc, Wr, WrOp};
 use verbring_tests::{World, arena, deferred, local};
 
 /// An engine with a peer, a window of the peer's, and local memory.
@@ -184,4 +186,53 @@ pub fn hold(slab: &mut Slab) {
     for buf in held.into_iter().flatten() {
         slab.free(buf);
     }
+}
+
+/// The queue pairs of as many connections, each with a receive that waits: what a server polls.
+pub struct Peers {
+    nic: CpuNic,
+    /// What the lanes and tables lie in, and where messages would go.
+    _memory: (Arena, Arena, Box<[u8; 64]>),
+}
+
+/// So many connections.
+pub fn peers(count: u32) -> Peers {
+    let mut tables = arena(CpuNic::bytes(count, 1) + 4096);
+    let mut lanes = arena(LANE_BYTES * 2 * count as usize + 4096);
+    let mut room = Box::new([0; 64]);
+    // SAFETY: the tables are kept beside it.
+    let mut nic = unsafe { CpuNic::new(&mut tables, count, 1) }.expect("room for the tables");
+    for link in 0..count {
+        // SAFETY: the lanes are kept as long as the queue pairs, and nobody else has them; the room, too.
+        unsafe {
+            let [ours, theirs] =
+                [(); 2].map(|()| Lane::create(lanes.block(LANE_BYTES, 64).expect("room for a lane")));
+            nic.open(link, ours, theirs);
+            let receive = Wr { op: WrOp::Recv, len: 64, local: room.as_mut_ptr(), ..NO_WORK };
+            assert_eq!(nic.post(nic.qp(link, 0), &receive), Posted::Pending);
+        }
+    }
+    let mut peers = Peers { nic, _memory: (tables, lanes, room) };
+    poll_peers(&mut peers);
+    peers
+}
+
+const NO_WORK: Wr = Wr {
+    wr_id: 0,
+    op: WrOp::Flush,
+    len: 0,
+    rkey: 0,
+    imm: 0,
+    local: std::ptr::null_mut(),
+    local_mr: Mr(0),
+    remote: 0,
+    operand: 0,
+    second: 0,
+};
+
+/// One look at each of them.
+#[inline(always)]
+pub fn poll_peers(peers: &mut Peers) -> u64 {
+    let mut wcs = [Wc::new(0, Qp(0), Status::Success); 16];
+    peers.nic.poll(&mut wcs) as u64
 }
