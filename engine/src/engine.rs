@@ -76,6 +76,8 @@ pub(crate) struct Chain {
 /// One engine: polled, single-threaded, generic over its device.
 ///
 /// It is also its own [`Port`]: `push`, `put`, `reap` and the like are that type's.
+// Whole lines: nothing of another engine lies in one of them.
+#[repr(align(64))]
 pub struct Engine<D: Device> {
     // The device goes first: after its drop nothing touches memory any more.
     pub(crate) device: D,

@@ -18,6 +18,7 @@ pub(crate) type Keep = std::sync::Arc<verbring_slab::Arena>;
 pub(crate) type Keep = ();
 
 /// The application's end of a pair of rings. One thread uses it; it can be moved to another.
+#[repr(align(64))]
 pub struct Port {
     end: AppEnd,
     slab: Option<Slab>,

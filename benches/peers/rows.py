@@ -1,0 +1,173 @@
+"""What the rows mean, what they are held against, and the budgets."""
+
+UCX = r"ucx.*"
+
+
+def is_rate(unit):
+    return unit.endswith("/s")
+
+
+DEFINITIONS = {
+    "put_lat": "us, half a round trip of puts; each end polls the last word of what the other puts. Ours: `execute`",
+    "put_signal_lat": "us, half a round trip of put_signal (`execute`), each end polls the signal word; peers: am_lat of "
+                      "ucx_perftest, whose receiver is called with the message",
+    "put_word_lat": "us, half a round trip of 8 bytes out of the sqe",
+    "put_flush": "us, one put and its completion at the origin. Ours: push, submit, poll, reap. Peers: put and flush",
+    "put_executed": "us, the same past our rings, by `execute`",
+    "get_flush": "us, one get and its completion at the origin",
+    "put_b100": "us, 100 puts to places 64 bytes apart and 100 cqes; peers: 100 bare puts and one flush",
+    "put_b100_silent": "us, the same with one cqe",
+    "put_word_b100": "us, the same with bytes out of the sqe and 100 cqes",
+    "get_b100": "us, 100 gets and 100 cqes; peers: 100 gets and one flush, or 100 times get and flush",
+    "fadd": "us, one fetch-add with the old value; the target leaves the word alone",
+    "cswap": "us, one compare-swap with the old value",
+    "fadd_b100": "us, 100 fetch-adds with 100 cqes and old values, all on one word",
+    "cswap_b100": "us, 100 compare-swaps that succeed, with 100 cqes and old values",
+    "put_rate": "Mmsg/s, windows of 64 puts of 8 bytes and one completion",
+    "put_bw": "GB/s, windows over 64 slots (4 KiB) or 16 (above), right behind each other; 100 MiB: one slot, cold",
+    "put_bw_hot": "GB/s, one place to one place",
+    "put_bw_staggered": "GB/s, as put_bw, slots 64 bytes off the power of two",
+    "get_bw": "GB/s, as put_bw",
+    "get_bw_hot": "GB/s, as put_bw_hot",
+    "get_bw_staggered": "GB/s, as put_bw_staggered",
+    "put_read_bw": "GB/s, as put_bw, and the target sums what arrived before it acknowledges the walk; 100 MiB in "
+                   "chunks of 1 MiB with a flag each",
+    "random_kinds": "ns each, puts, put_words, gets, fetch-adds and compare-swaps in an order nobody can guess, in 100",
+    "random_sizes": "ns each, puts of 1 to 64 bytes in an order nobody can guess, in 100",
+    "xcore_1": "ns, one nop from an application's core through an engine on the other and back; io_uring: by SQPOLL",
+    "xcore_100": "ns each, the same 100 at a time",
+    "spsc_b32": "Mops/s, entries of 64 bytes from core to core in batches of 32",
+    "port_nop_b32": "Mops/s, nops pushed by a thread to an engine on the other core, one completion in 32",
+    "pair": "ns, a block and back, its first byte touched",
+    "hold64": "ns a block, 64 blocks and back in the same order, their first bytes touched",
+}
+
+# Where peers have no such row: which of theirs is laid beside it, by which factor, and what to say.
+REFERENCE = {
+    "put_executed": ("put_flush", 1, "put and flush"),
+    "put_b100_silent": ("put_b100", 1, "100 puts, one flush"),
+    "put_word_b100": ("put_b100", 1, "100 puts, one flush"),
+    "put_signal_lat": ("am_lat", 1, "am_lat"),
+    "put_word_lat": ("put_lat", 1, "put_lat"),
+    "get_b100": ("get_flush", 100, "100 x get and flush"),
+    "fadd_b100": ("fadd", 100, "100 x one alone"),
+    "cswap_b100": ("cswap", 100, "100 x one alone"),
+    "put_bw_staggered": ("put_bw", 1, "put_bw"),
+    "get_bw_staggered": ("get_bw", 1, "get_bw"),
+    "port_nop_b32": ("spsc_b32", 1, "spsc_b32, without engine and completions"),
+}
+
+
+def floor_of(test, size=None, factor=1.0):
+    def find(rows, row):
+        found = rows.get((test, row.size if size is None else size))
+        value = found.of("floor") if found else None
+        return None if value is None else value * factor
+    return find
+
+
+def memcpy(hot):
+    """The best way of copying so much here."""
+    def find(rows, row):
+        ends = "_hot" if hot else ""
+        tests = [f"memcpy_{how}{ends}" for how in ("libc", "movsb", "avx2", "avx512", "nt")]
+        there = [rows[test, row.size].of("floor") for test in tests if (test, row.size) in rows]
+        return max((value for value in there if value is not None), default=None)
+    return find
+
+
+# What the machine itself needs for it.
+FLOORS = {
+    "put_lat": lambda rows, row: floor_of("handover_two_lines", 8, 1e-3)(rows, row) if row.size == 8 else None,
+    "put_word_lat": floor_of("handover_two_lines", 8, 1e-3),
+    "put_signal_lat": floor_of("handover_two_lines", 8, 1e-3),
+    "fadd": floor_of("locked_add", 8, 1e-3),
+    "cswap": floor_of("locked_cas", 8, 1e-3),
+    "fadd_b100": floor_of("locked_add", 8, 0.1),
+    "cswap_b100": floor_of("locked_cas", 8, 0.1),
+    "put_bw": memcpy(hot=False),
+    "get_bw": memcpy(hot=False),
+    "put_bw_hot": memcpy(hot=True),
+    "get_bw_hot": memcpy(hot=True),
+    "put_read_bw": memcpy(hot=False),
+}
+
+
+def ours(test, size, factor=1.0):
+    def find(rows):
+        row = rows.get((test, size))
+        value = row.of("verbring") if row else None
+        return None if value is None else value * factor
+    return find
+
+
+def peer(test, size, factor=1.0, pattern=".*"):
+    def find(rows):
+        row = rows.get((test, size))
+        value = row.best(pattern)[1] if row else None
+        return None if value is None else value * factor
+    return find
+
+
+def floor(test, size, factor=1.0, plus=0.0):
+    def find(rows):
+        row = rows.get((test, size))
+        value = row.of("floor") if row else None
+        return None if value is None else value * factor + plus
+    return find
+
+
+def least_of(*finders):
+    def find(rows):
+        there = [value for value in (finder(rows) for finder in finders) if value is not None]
+        return min(there, default=None)
+    return find
+
+
+def fixed(value):
+    return lambda rows: value
+
+
+def _budgets():
+    hand = "handover_two_lines"
+    us = 1e-3
+    yield ("put 8 B one way", ours("put_lat", 8), floor(hand, 8, 1.05 * us),
+           least_of(floor(hand, 8, us), peer("put_lat", 8)), False, "us; 1.05 x the hand-over over two lines")
+    yield ("put 8 B + cqe alone, through the rings", ours("put_flush", 8), peer("put_flush", 8, 0.65, UCX),
+           peer("put_flush", 8, 0.45, UCX), False, "us; UCX put + flush")
+    yield ("put 8 B + cqe alone, execute", ours("put_executed", 8), peer("put_flush", 8, 0.65, UCX),
+           peer("put_flush", 8, 0.45, UCX), False, "us; UCX put + flush")
+    yield ("100 puts of 8 B, 100 cqes", ours("put_b100", 8), peer("put_b100", 8, 0.70, UCX),
+           peer("put_b100", 8, 0.55, UCX), False, "us; UCX 100 bare puts + one flush")
+    yield ("100 puts of 8 B, silent", ours("put_b100_silent", 8), peer("put_b100", 8, 0.55, UCX),
+           peer("put_b100", 8, 0.40, UCX), False, "us; UCX 100 bare puts + one flush")
+    gets = (peer("get_flush", 8, 40, UCX), peer("get_b100", 8, 0.4, UCX))
+    yield ("100 gets of 8 B, 100 cqes", ours("get_b100", 8), gets[0],
+           peer("get_flush", 8, 30, UCX), False, "us; 0.4 x 100 UCX gets, each completed")
+    for test, lock in (("fadd_b100", "locked_add"), ("cswap_b100", "locked_cas")):
+        yield (f"{test}, each", ours(test, 8, 10), floor(lock, 8, plus=3.5), floor(lock, 8, plus=2.5), False,
+               "ns; the bare instruction + 3.5")
+    note = "ns; the budget is for a machine with AVX-512 at 4 GHz"
+    yield ("random kinds, each", ours("random_kinds", 8), fixed(12), fixed(8), False, note)
+    yield ("random sizes 1 to 64 B, each", ours("random_sizes", 32), fixed(6), fixed(5), False, note)
+    for kind in ("put_bw", "put_bw_hot", "get_bw", "get_bw_hot", "put_read_bw"):
+        for size in (65536, 1 << 20):
+            yield (f"{kind} {size >> 10} KiB", ours(kind, size), peer(kind, size), peer(kind, size, 1.1), True,
+                   "GB/s; the best peer")
+    for kind, least, stretch in (("put_bw", 1.3, 1.9), ("get_bw", 1.3, 1.9), ("put_read_bw", 1.4, 1.7)):
+        yield (f"{kind} 100 MiB", ours(kind, 100 << 20), peer(kind, 100 << 20, least),
+               peer(kind, 100 << 20, stretch), True, f"GB/s; {least} x the best peer")
+    yield ("put_signal one way", ours("put_signal_lat", 8), peer("am_lat", 8, 1, UCX), floor(hand, 8, us), False,
+           "us; UCX am")
+    for test, part, stretch in (("xcore_1", 0.5, 285), ("xcore_100", 0.2, 12)):
+        yield (test, ours(test, 64), peer(test, 64, part, "io_uring"), fixed(stretch), False,
+               f"ns; {part} x io_uring SQPOLL")
+    yield ("port to engine, 64 B entries, in 32s", ours("port_nop_b32", 64), peer("spsc_b32", 64, 1, "rtrb"),
+           peer("spsc_b32", 64, 2, "rtrb"), True, "Mops/s; rtrb's ring alone, ours with engine and completions")
+    for size in (4096, 65536):
+        for test, least, stretch in (("pair", 0.65, 0.6), ("hold64", 0.3, 0.15)):
+            yield (f"slab {test} {size >> 10} KiB", ours(test, size), peer(test, size, least),
+                   peer(test, size, stretch), False, f"ns; {least} x the best allocator")
+
+
+BUDGETS = list(_budgets())
