@@ -205,8 +205,7 @@ pub fn peers(count: u32) -> Peers {
     for link in 0..count {
         // SAFETY: the lanes are kept as long as the queue pairs, and nobody else has them; the room, too.
         unsafe {
-            let [ours, theirs] =
-                [(); 2].map(|()| Lane::create(lanes.block(LANE_BYTES, 64).expect("room for a lane")));
+            let [ours, theirs] = [(); 2].map(|()| Lane::create(lanes.block(LANE_BYTES, 64).expect("room for a lane")));
             nic.open(link, ours, theirs);
             let receive = Wr { op: WrOp::Recv, len: 64, local: room.as_mut_ptr(), ..NO_WORK };
             assert_eq!(nic.post(nic.qp(link, 0), &receive), Posted::Pending);

@@ -678,6 +678,13 @@ const fn has_value(opcode: u8) -> bool {
 const _: () = assert!(Opcode::Recv as u8 == 6 && FETCH_ADD == 7 && COMPARE_SWAP == 8 && Opcode::Swap as u8 == 9);
 
 impl PortEnd {
+    #[inline(never)]
+    fn submit_any<D: Device>(&mut self, device: &mut D, imports: &Table<Memory>, locals: &Table<Memory>) {
+        let fast = Fast { device, imports: imports.view(), locals: locals.view() };
+        let progress = fast.any(self.end.run());
+        self.end.go_on(progress);
+    }
+
     /// Does what can be done at once: how many entries.
     #[inline(never)]
     fn submit_now<D: Device>(&mut self, device: &mut D, imports: &Table<Memory>, locals: &Table<Memory>) -> u32 {
@@ -685,9 +692,13 @@ impl PortEnd {
             return 0;
         }
         let before = self.end.taken();
-        let fast = Fast { device, imports: imports.view(), locals: locals.view() };
-        let progress = fast.submit(self.end.run()).progress();
+        // Mostly it is all puts: then nothing is made ready for others.
+        let fast = Fast { device: &mut *device, imports: imports.view(), locals: locals.view() };
+        let (progress, has_others) = fast.puts(self.end.run());
         self.end.go_on(progress);
+        if has_others {
+            self.submit_any(device, imports, locals);
+        }
         self.end.tell();
         self.end.taken().wrapping_sub(before)
     }

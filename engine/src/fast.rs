@@ -12,7 +12,7 @@ use verbring_sys::{CLASSES, Device, Mr, Qp, Wr, WrOp};
 use crate::cqe::{BLOCK, VALUE, block};
 use crate::engine::NO_WR;
 use crate::key::{Access, Memory};
-use crate::ring::{Entry, Run};
+use crate::ring::{Entry, Progress, Run};
 use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
 
 /// A shape is the upper half of an entry's first word; without its class it is one of these, and flags.
@@ -82,26 +82,26 @@ impl Words for Sqe {
 }
 
 impl<D: Device> Fast<'_, D> {
-    /// Does the entries of a run, as far as each can be done at once; it ends before the first that cannot. By value: what
-    /// nobody has the address of stays in registers.
+    /// Does the puts that a run begins with: where it went on, and whether the next entry is none. The run is a value:
+    /// what nobody has the address of stays in registers.
     #[inline(always)]
-    pub(crate) fn submit<'r>(mut self, mut run: Run<'r>) -> Run<'r> {
-        // Mostly it is all puts; then nothing is made ready for others.
+    pub(crate) fn puts(mut self, mut run: Run<'_>) -> (Progress, bool) {
         while let Some(first) = run.first() {
             if shape_of(first) != PUT {
                 cold_path();
-                return self.submit_any(run);
+                return (run.progress(), true);
             }
             run.row(first);
             if !self.row::<PUT>(&mut run, class_of(first)) {
                 break;
             }
         }
-        run
+        (run.progress(), false)
     }
 
-    #[inline(never)]
-    fn submit_any<'r>(mut self, mut run: Run<'r>) -> Run<'r> {
+    /// Does the entries of a run, as far as each can be done at once; it ends before the first that cannot.
+    #[inline(always)]
+    pub(crate) fn any(mut self, mut run: Run<'_>) -> Progress {
         while let Some(first) = run.first() {
             run.row(first);
             let (shape, class, fast, run) = (shape_of(first), class_of(first), &mut self, &mut run);
@@ -119,7 +119,7 @@ impl<D: Device> Fast<'_, D> {
                 break;
             }
         }
-        run
+        run.progress()
     }
 
     /// Does one entry: the old value of an atomic, else 0. None if it cannot be done at once.
