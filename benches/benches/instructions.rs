@@ -72,6 +72,8 @@ benches! {
     put_executed, ready -> OnLocal, |r| execute(&mut r, put);
     put_in_32, ready -> OnLocal, |r| batch(&mut r, black_box(32), put);
     put_in_100, ready -> OnLocal, |r| batch(&mut r, black_box(100), put);
+    put_batch_of_100, ready -> OnLocal, |r| whole_batch(&mut r, black_box(100), put);
+    fetch_add_batch_of_100, ready -> OnLocal, |r| whole_batch(&mut r, black_box(100), fetch_add);
     put_silent_in_100, ready -> OnLocal, |r| batch(&mut r, black_box(100), put_silent);
     put_word_in_100, ready -> OnLocal, |r| batch(&mut r, black_box(100), put_word);
     put_block_in_32, ready -> OnLocal, |r| put_blocks(&mut r, black_box(32));

@@ -139,6 +139,23 @@ pub fn batch<D: Device>(ready: &mut Ready<D>, count: u64, make: impl Fn(Range, T
     reap(ready)
 }
 
+/// The same by `Port::batch` and `Port::reap_each`.
+#[inline(always)]
+pub fn whole_batch<D: Device>(ready: &mut Ready<D>, count: u64, make: impl Fn(Range, Target, u64) -> Sqe) -> u64 {
+    let engine: &mut Engine<D> = &mut ready.world.a;
+    let (range, key) = (ready.range, ready.key);
+    engine.batch(|batch| {
+        for i in 0..count {
+            let _ = batch.push(make(range, key.at(i * 64), i).user_data(i));
+        }
+    });
+    engine.submit(1);
+    engine.poll(1);
+    let mut sum = 0;
+    engine.reap_each(|done| sum += done.user_data);
+    sum
+}
+
 /// One operation past the rings.
 #[inline(always)]
 pub fn execute<D: Device>(ready: &mut Ready<D>, make: impl Fn(Range, Target, u64) -> Sqe) -> u64 {

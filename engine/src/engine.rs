@@ -285,8 +285,11 @@ impl<D: Device> Engine<D> {
         let (mut total, mut more) = (0, 0u32);
         for (index, port) in self.ports.iter_mut().enumerate() {
             if port.end.has_more() {
-                total += port.submit_now(&mut self.device, &self.imports, &self.locals);
-                more |= u32::from(port.end.has_more()) << index;
+                total += port.submit_puts(&mut self.device, &self.imports, &self.locals);
+                if port.end.has_more() {
+                    total += port.submit_any(&mut self.device, &self.imports, &self.locals);
+                    more |= u32::from(port.end.has_more()) << index;
+                }
             }
         }
         if more != 0 {
@@ -341,7 +344,7 @@ impl<D: Device> Engine<D> {
             while taken < MAX_ENTRIES {
                 let Some(more) = self.submit_next(index, now) else { break };
                 let Some(port) = self.ports.get_mut(index) else { break };
-                taken += more + port.submit_now(&mut self.device, &self.imports, &self.locals);
+                taken += more + port.submit_any(&mut self.device, &self.imports, &self.locals);
                 if !port.end.has_more() {
                     break;
                 }
@@ -678,29 +681,27 @@ const fn has_value(opcode: u8) -> bool {
 const _: () = assert!(Opcode::Recv as u8 == 6 && FETCH_ADD == 7 && COMPARE_SWAP == 8 && Opcode::Swap as u8 == 9);
 
 impl PortEnd {
+    /// Does the puts that can be done at once: how many entries. Mostly there is nothing else, and nothing is made ready
+    /// for it.
     #[inline(never)]
-    fn submit_any<D: Device>(&mut self, device: &mut D, imports: &Table<Memory>, locals: &Table<Memory>) {
+    fn submit_puts<D: Device>(&mut self, device: &mut D, imports: &Table<Memory>, locals: &Table<Memory>) -> u32 {
+        if self.chain.is_some() {
+            return 0;
+        }
         let fast = Fast { device, imports: imports.view(), locals: locals.view() };
-        let progress = fast.any(self.end.run());
-        self.end.go_on(progress);
+        let progress = fast.puts(self.end.run());
+        self.end.go_on(progress)
     }
 
     /// Does what can be done at once: how many entries.
     #[inline(never)]
-    fn submit_now<D: Device>(&mut self, device: &mut D, imports: &Table<Memory>, locals: &Table<Memory>) -> u32 {
+    fn submit_any<D: Device>(&mut self, device: &mut D, imports: &Table<Memory>, locals: &Table<Memory>) -> u32 {
         if self.chain.is_some() {
             return 0;
         }
-        let before = self.end.taken();
-        // Mostly it is all puts: then nothing is made ready for others.
-        let fast = Fast { device: &mut *device, imports: imports.view(), locals: locals.view() };
-        let (progress, has_others) = fast.puts(self.end.run());
-        self.end.go_on(progress);
-        if has_others {
-            self.submit_any(device, imports, locals);
-        }
-        self.end.tell();
-        self.end.taken().wrapping_sub(before)
+        let fast = Fast { device, imports: imports.view(), locals: locals.view() };
+        let progress = fast.any(self.end.run());
+        self.end.go_on(progress)
     }
 
     #[inline(never)]

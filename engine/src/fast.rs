@@ -4,8 +4,6 @@
 //! Entries of the same shape (opcode, flags, class) stand in rows, so the shape is looked up once a row: one compare says
 //! that the next entry is there and goes on with the row.
 
-use core::hint::cold_path;
-
 use verbring_slab::View;
 use verbring_sys::{CLASSES, Device, Mr, Qp, Wr, WrOp};
 
@@ -82,21 +80,16 @@ impl Words for Sqe {
 }
 
 impl<D: Device> Fast<'_, D> {
-    /// Does the puts that a run begins with: where it went on, and whether the next entry is none. The run is a value:
-    /// what nobody has the address of stays in registers.
+    /// Does the puts that a run begins with. The run is a value: what nobody has the address of stays in registers.
     #[inline(always)]
-    pub(crate) fn puts(mut self, mut run: Run<'_>) -> (Progress, bool) {
+    pub(crate) fn puts(mut self, mut run: Run<'_>) -> Progress {
         while let Some(first) = run.first() {
-            if shape_of(first) != PUT {
-                cold_path();
-                return (run.progress(), true);
-            }
             run.row(first);
-            if !self.row::<PUT>(&mut run, class_of(first)) {
+            if shape_of(first) != PUT || !self.row::<PUT>(&mut run, class_of(first)) {
                 break;
             }
         }
-        (run.progress(), false)
+        run.progress()
     }
 
     /// Does the entries of a run, as far as each can be done at once; it ends before the first that cannot.

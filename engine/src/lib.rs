@@ -46,7 +46,7 @@ pub use engine::{Engine, MAX_PORTS};
 pub use key::{ImportState, PeerId, RemoteKey, Target};
 pub use notice::Notice;
 pub use peer::PeerState;
-pub use port::{Completion, Opts, Port, PushError};
+pub use port::{Batch, Completion, Opts, Port, PushError};
 pub use remote::{REMOTE_BYTES, Remote, RemoteError};
 pub use ring::{MAX_ENTRIES, RING_VERSION, ring_bytes};
 pub use sqe::{Local, MAX_INLINE, Opcode, Signal, Sqe, SqeFlags};

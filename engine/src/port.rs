@@ -8,7 +8,7 @@ use verbring_sys::Status;
 
 use crate::cqe::{BLOCK, Cqe, unblock};
 use crate::key::{PeerId, Target};
-use crate::ring::{AppEnd, Reaped};
+use crate::ring::{AppEnd, Pushing, RawCqe};
 use crate::sqe::{BUF, Local, Signal, Sqe, SqeFlags};
 
 /// Keeps the memory of the rings. Without `std` that is static memory, which needs no keeper.
@@ -123,7 +123,7 @@ impl Port {
     #[cold]
     #[inline(never)]
     fn full(&self) -> PushError {
-        if self.end.is_engine_gone() { PushError::EngineGone } else { PushError::SqFull }
+        why_full(self.end.is_engine_gone())
     }
 
     /// A block of at least `len` bytes.
@@ -206,27 +206,51 @@ impl Port {
         self.push_buf(buf, opts, |local| Sqe::recv(local, peer))
     }
 
+    /// Several entries: as `push`, one by one, and less work for each.
+    ///
+    /// ```
+    /// # use verbring::{Port, PushError, Sqe, Target};
+    /// fn store_all(port: &mut Port, values: &[u64], to: impl Fn(u64) -> Target) -> Result<(), PushError> {
+    ///     port.batch(|batch| {
+    ///         for (i, value) in (0..).zip(values) {
+    ///             batch.push(Sqe::put_word(*value, to(i * 8)).user_data(i))?;
+    ///         }
+    ///         Ok(())
+    ///     })
+    /// }
+    /// ```
+    #[inline(always)]
+    pub fn batch<R>(&mut self, push: impl FnOnce(&mut Batch<'_>) -> R) -> R {
+        push(&mut Batch { pushing: self.end.pushing() })
+    }
+
     /// Takes the oldest completion.
     #[inline(always)]
     pub fn reap(&mut self) -> Option<Completion> {
-        let raw = match self.end.reap()? {
-            Reaped::Success(user_data) => {
-                let cqe = Cqe { user_data, status: Status::Success, imm: 0, value: 0 };
-                return Some(Completion { cqe, buf: None });
-            }
-            Reaped::Other(raw) => raw,
-        };
-        // A number that is no status was written by no engine of this version.
-        let status = Status::from_raw(raw.status).unwrap_or(Status::DeviceFault);
-        let mut cqe = Cqe { user_data: raw.user_data, status, imm: raw.imm, value: raw.value };
-        if raw.flags & BLOCK == 0 {
-            return Some(Completion { cqe, buf: None });
+        match self.end.reap_success() {
+            Some(user_data) => Some(Completion::success(user_data)),
+            None => self.end.reap().map(|raw| Completion::new(raw, &mut self.slab)),
         }
-        let (offset, len) = unblock(raw.value);
-        cqe.value = u64::from(len);
-        // SAFETY: a completion says that the operation ended.
-        let buf = self.slab.as_mut().and_then(|slab| unsafe { slab.take_back(offset as usize, len) });
-        Some(Completion { cqe, buf })
+    }
+
+    /// Takes the completions that are there, a ring full at most: how many. As `reap`, and less work for each.
+    #[inline(always)]
+    pub fn reap_each(&mut self, mut each: impl FnMut(Completion)) -> u32 {
+        let most = self.end.cq_capacity();
+        let mut reaping = self.end.reaping();
+        let mut count = 0;
+        while count < most {
+            // Mostly they are successes: a loop of their own.
+            if let Some(user_data) = reaping.success() {
+                each(Completion::success(user_data));
+            } else if let Some(raw) = reaping.any() {
+                each(Completion::new(raw, &mut self.slab));
+            } else {
+                break;
+            }
+            count += 1;
+        }
+        count
     }
 
     /// Once the engine is gone and every completion was reaped: the oldest entry that it never took, as a completion
@@ -254,6 +278,46 @@ impl Port {
     /// Whether the engine is gone: what was reaped then is all there will be.
     pub fn is_engine_gone(&self) -> bool {
         self.end.is_engine_gone()
+    }
+}
+
+/// The entries of a [`Port::batch`].
+pub struct Batch<'a> {
+    pushing: Pushing<'a>,
+}
+
+impl Batch<'_> {
+    /// Puts an entry into the submission ring.
+    #[inline(always)]
+    pub fn push(&mut self, sqe: Sqe) -> Result<(), PushError> {
+        if self.pushing.push(&sqe) { Ok(()) } else { Err(why_full(self.pushing.is_engine_gone())) }
+    }
+}
+
+#[cold]
+fn why_full(is_engine_gone: bool) -> PushError {
+    if is_engine_gone { PushError::EngineGone } else { PushError::SqFull }
+}
+
+impl Completion {
+    #[inline(always)]
+    fn success(user_data: u64) -> Completion {
+        Completion { cqe: Cqe { user_data, status: Status::Success, imm: 0, value: 0 }, buf: None }
+    }
+
+    #[inline(always)]
+    fn new(raw: RawCqe, slab: &mut Option<Slab>) -> Completion {
+        // A number that is no status was written by no engine of this version.
+        let status = Status::from_raw(raw.status).unwrap_or(Status::DeviceFault);
+        let mut cqe = Cqe { user_data: raw.user_data, status, imm: raw.imm, value: raw.value };
+        if raw.flags & BLOCK == 0 {
+            return Completion { cqe, buf: None };
+        }
+        let (offset, len) = unblock(raw.value);
+        cqe.value = u64::from(len);
+        // SAFETY: a completion says that the operation ended.
+        let buf = slab.as_mut().and_then(|slab| unsafe { slab.take_back(offset as usize, len) });
+        Completion { cqe, buf }
     }
 }
 

@@ -181,65 +181,47 @@ pub(crate) struct RawCqe {
 /// of it is room enough to go on.
 const TELL_AFTER: u32 = 32;
 
-/// What was reaped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reaped {
-    /// A success without a value: its user_data.
-    Success(u64),
-    Other(RawCqe),
-}
-
 /// The application's end.
 pub(crate) struct AppEnd {
     parts: Parts,
-    /// The next entry's place and sequence number, and the first number for which one has to look whether it fits.
-    slot: *const Slot,
-    sequence: u32,
-    sq_limit: u32,
-    /// The next completion, its last word if it is a success without a value, and how many more come before the watermark
-    /// is told or the ring wraps.
-    cqe: *const CqeSlot,
-    success: u64,
-    cq_left: u32,
-    /// The position at which `cq_left` is 0.
+    writer: Writer,
+    reader: Reader,
+    /// The position at which `reader.left` is 0.
     cq_turn: u32,
     /// Entries that the engine took, as last seen.
     sq_head: u32,
 }
 
+/// The next entry's place and sequence number, and the first number for which one has to look whether it fits.
+#[derive(Clone, Copy)]
+struct Writer {
+    slot: *const Slot,
+    sequence: u32,
+    limit: u32,
+}
+
+/// The next completion, its last word if it is a success without a value, and how many more come before the watermark is
+/// told or the ring wraps.
+#[derive(Clone, Copy)]
+struct Reader {
+    cqe: *const CqeSlot,
+    success: u64,
+    left: u32,
+}
+
 // SAFETY: all access to the ring is by atomics.
 unsafe impl Send for AppEnd {}
 
-impl AppEnd {
-    pub(crate) fn new(parts: Parts) -> AppEnd {
-        AppEnd::at(parts, 0, 0)
-    }
-
-    /// An end at these positions.
-    fn at(parts: Parts, sq: u32, cq: u32) -> AppEnd {
-        let mut end = AppEnd {
-            parts,
-            slot: parts.sqe(sq),
-            sequence: sq.wrapping_add(1),
-            sq_limit: sq.wrapping_add(1),
-            cqe: parts.cqe(cq),
-            success: 0,
-            cq_left: 0,
-            cq_turn: cq,
-            sq_head: sq,
-        };
-        end.turn();
-        end
-    }
-
-    /// Puts an entry into the ring; false if it is full.
+impl Writer {
     #[inline(always)]
-    pub(crate) fn push(&mut self, sqe: &Sqe) -> bool {
-        if self.sequence == self.sq_limit && !self.look_for_room() {
-            return false;
-        }
-        // SAFETY: the place of the next entry is in the ring while there is room, and the ring's memory is valid as long
-        // as its ends.
+    fn must_look(&self) -> bool {
+        self.sequence == self.limit
+    }
+
+    #[inline(always)]
+    fn write(&mut self, sqe: &Sqe) {
+        // SAFETY: the place of the next entry is in the ring while one need not look, and the ring's memory is valid as
+        // long as its ends.
         let slot = unsafe { &*self.slot };
         self.slot = self.slot.wrapping_add(1);
         let sequence = self.sequence;
@@ -250,7 +232,71 @@ impl AppEnd {
             }
         }
         slot[0].store(sqe.words[0] & !0xffff_ffff | u64::from(sequence), Ordering::Release);
+    }
+}
+
+impl Reader {
+    /// Takes the oldest completion, if it is a success without a value: its user_data. After it `left` may be 0: then it
+    /// is the end's turn.
+    #[inline(always)]
+    fn success(&mut self) -> Option<u64> {
+        // SAFETY: it lies in the ring, whose memory is valid as long as its ends.
+        let slot = unsafe { &*self.cqe };
+        if slot[1].load(Ordering::Acquire) != self.success {
+            return None;
+        }
+        let user_data = slot[0].load(Ordering::Relaxed);
+        (self.cqe, self.left) = (self.cqe.wrapping_add(1), self.left - 1);
+        Some(user_data)
+    }
+
+    /// Takes the oldest completion, whatever it is; likewise.
+    #[inline(always)]
+    fn any(&mut self, parts: &Parts, turn: u32) -> Option<RawCqe> {
+        // SAFETY: as above.
+        let slot = unsafe { &*self.cqe };
+        let last = slot[1].load(Ordering::Acquire);
+        if (last ^ self.success) & u64::from(PHASE) << 16 != 0 {
+            return None;
+        }
+        let flags = (last >> 16) as u16;
+        let user_data = slot[0].load(Ordering::Relaxed);
+        let position = turn.wrapping_sub(self.left);
+        let value = if flags & VALUE != 0 { parts.value(position).load(Ordering::Relaxed) } else { 0 };
+        (self.cqe, self.left) = (self.cqe.wrapping_add(1), self.left - 1);
+        Some(RawCqe { user_data, status: last as u16, flags, imm: (last >> 32) as u32, value })
+    }
+}
+
+impl AppEnd {
+    pub(crate) fn new(parts: Parts) -> AppEnd {
+        AppEnd::at(parts, 0, 0)
+    }
+
+    /// An end at these positions.
+    fn at(parts: Parts, sq: u32, cq: u32) -> AppEnd {
+        let sequence = sq.wrapping_add(1);
+        let writer = Writer { slot: parts.sqe(sq), sequence, limit: sequence };
+        let reader = Reader { cqe: parts.cqe(cq), success: 0, left: 0 };
+        let mut end = AppEnd { parts, writer, reader, cq_turn: cq, sq_head: sq };
+        end.turn();
+        end
+    }
+
+    /// Puts an entry into the ring; false if it is full.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, sqe: &Sqe) -> bool {
+        if self.writer.must_look() && !self.look_for_room() {
+            return false;
+        }
+        self.writer.write(sqe);
         true
+    }
+
+    /// Several entries: the writer by value meanwhile.
+    #[inline(always)]
+    pub(crate) fn pushing(&mut self) -> Pushing<'_> {
+        Pushing { writer: self.writer, end: self }
     }
 
     /// Finds out how many entries fit before the ring wraps.
@@ -265,53 +311,48 @@ impl AppEnd {
             self.sq_head = head;
         }
         let room = capacity - tail.wrapping_sub(self.sq_head);
-        self.slot = self.parts.sqe(tail);
+        self.writer.slot = self.parts.sqe(tail);
         let left = room.min(capacity - (tail & self.parts.sq_mask));
-        self.sq_limit = self.sequence.wrapping_add(left);
+        self.writer.limit = self.writer.sequence.wrapping_add(left);
         left != 0
+    }
+
+    /// Takes the oldest completion, if it is a success without a value: its user_data.
+    #[inline(always)]
+    pub(crate) fn reap_success(&mut self) -> Option<u64> {
+        let user_data = self.reader.success()?;
+        if self.reader.left == 0 {
+            self.turn();
+        }
+        Some(user_data)
     }
 
     /// Takes the oldest completion.
     #[inline(always)]
-    pub(crate) fn reap(&mut self) -> Option<Reaped> {
-        // SAFETY: it lies in the ring, whose memory is valid as long as its ends.
-        let slot = unsafe { &*self.cqe };
-        let last = slot[1].load(Ordering::Acquire);
-        let unlike = last ^ self.success;
-        if unlike == 0 {
-            let user_data = slot[0].load(Ordering::Relaxed);
-            self.took();
-            return Some(Reaped::Success(user_data));
-        }
-        if unlike & u64::from(PHASE) << 16 != 0 {
-            return None;
-        }
-        let flags = (last >> 16) as u16;
-        let user_data = slot[0].load(Ordering::Relaxed);
-        let value = if flags & VALUE != 0 { self.parts.value(self.cq_head()).load(Ordering::Relaxed) } else { 0 };
-        self.took();
-        Some(Reaped::Other(RawCqe { user_data, status: last as u16, flags, imm: (last >> 32) as u32, value }))
-    }
-
-    #[inline(always)]
-    fn took(&mut self) {
-        self.cqe = self.cqe.wrapping_add(1);
-        self.cq_left -= 1;
-        if self.cq_left == 0 {
+    pub(crate) fn reap(&mut self) -> Option<RawCqe> {
+        let raw = self.reader.any(&self.parts, self.cq_turn)?;
+        if self.reader.left == 0 {
             self.turn();
         }
+        Some(raw)
     }
 
-    /// The position of the next completion.
+    /// Several completions: the reader by value meanwhile.
     #[inline(always)]
-    fn cq_head(&self) -> u32 {
-        self.cq_turn.wrapping_sub(self.cq_left)
+    pub(crate) fn reaping(&mut self) -> Reaping<'_> {
+        Reaping { reader: self.reader, end: self }
+    }
+
+    /// Completions of a ring.
+    pub(crate) fn cq_capacity(&self) -> u32 {
+        self.parts.cq_mask + 1
     }
 
     /// Tells the engine what was taken.
     fn tell(&self) {
+        let taken = self.cq_turn.wrapping_sub(self.reader.left);
         // SAFETY: the ring's memory is valid as long as its ends.
-        unsafe { self.parts.cq_watermark.as_ref() }.store(self.cq_head(), Ordering::Release);
+        unsafe { self.parts.cq_watermark.as_ref() }.store(taken, Ordering::Release);
     }
 
     /// Tells, and goes on at the beginning of the ring if this was its end.
@@ -320,10 +361,10 @@ impl AppEnd {
     fn turn(&mut self) {
         self.tell();
         let (at, capacity) = (self.cq_turn, self.parts.cq_mask + 1);
-        self.cqe = self.parts.cqe(at);
-        self.success = u64::from(self.parts.phase(at)) << 16;
-        self.cq_left = (capacity - (at & self.parts.cq_mask)).min(TELL_AFTER).min(capacity.div_ceil(8));
-        self.cq_turn = at.wrapping_add(self.cq_left);
+        let left = (capacity - (at & self.parts.cq_mask)).min(TELL_AFTER).min(capacity.div_ceil(8));
+        let success = u64::from(self.parts.phase(at)) << 16;
+        self.reader = Reader { cqe: self.parts.cqe(at), success, left };
+        self.cq_turn = at.wrapping_add(left);
     }
 
     /// The oldest entry that an engine which is gone did not take.
@@ -342,7 +383,7 @@ impl AppEnd {
     /// Entries ever pushed.
     #[inline(always)]
     pub(crate) fn pushed(&self) -> u32 {
-        self.sequence.wrapping_sub(1)
+        self.writer.sequence.wrapping_sub(1)
     }
 
     /// Whether the engine is gone.
@@ -356,6 +397,81 @@ impl AppEnd {
         self.tell();
         // SAFETY: the ring's memory is valid as long as its ends.
         unsafe { self.parts.app_gone.as_ref() }.store(1, Ordering::Release);
+    }
+}
+
+/// A writer by value: what would be loaded and stored for each entry stays in registers.
+pub(crate) struct Pushing<'a> {
+    writer: Writer,
+    end: &'a mut AppEnd,
+}
+
+impl Pushing<'_> {
+    /// Puts an entry into the ring; false if it is full.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, sqe: &Sqe) -> bool {
+        if self.writer.must_look() {
+            self.end.writer = self.writer;
+            let has_room = self.end.look_for_room();
+            self.writer = self.end.writer;
+            if !has_room {
+                return false;
+            }
+        }
+        self.writer.write(sqe);
+        true
+    }
+
+    /// Whether the engine is gone.
+    pub(crate) fn is_engine_gone(&self) -> bool {
+        self.end.is_engine_gone()
+    }
+}
+
+impl Drop for Pushing<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.end.writer = self.writer;
+    }
+}
+
+/// A reader by value, likewise.
+pub(crate) struct Reaping<'a> {
+    reader: Reader,
+    end: &'a mut AppEnd,
+}
+
+impl Reaping<'_> {
+    /// Takes the oldest completion, if it is a success without a value: its user_data.
+    #[inline(always)]
+    pub(crate) fn success(&mut self) -> Option<u64> {
+        let user_data = self.reader.success()?;
+        self.turn();
+        Some(user_data)
+    }
+
+    /// Takes the oldest completion.
+    #[inline(always)]
+    pub(crate) fn any(&mut self) -> Option<RawCqe> {
+        let raw = self.reader.any(&self.end.parts, self.end.cq_turn)?;
+        self.turn();
+        Some(raw)
+    }
+
+    #[inline(always)]
+    fn turn(&mut self) {
+        if self.reader.left == 0 {
+            self.end.reader = self.reader;
+            self.end.turn();
+            self.reader = self.end.reader;
+        }
+    }
+}
+
+impl Drop for Reaping<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.end.reader = self.reader;
     }
 }
 
@@ -592,10 +708,13 @@ impl EngineEnd {
         }
     }
 
-    /// Where the next run begins.
+    /// Goes on where a run ended, and tells the application: how many entries were done.
     #[inline(always)]
-    pub(crate) fn go_on(&mut self, Progress { slot, sequence, cqe }: Progress) {
+    pub(crate) fn go_on(&mut self, Progress { slot, sequence, cqe }: Progress) -> u32 {
+        let done = sequence.wrapping_sub(self.sequence);
         (self.slot, self.sequence, self.cqe) = (slot, sequence, cqe);
+        self.tell();
+        done
     }
 
     /// Takes the oldest entry whole, room or not.
@@ -728,7 +847,7 @@ mod tests {
             for step in steps {
                 match step {
                     0 => {
-                        let pushed = app.push(&entry(next));
+                        let pushed = if next % 2 == 0 { app.push(&entry(next)) } else { app.pushing().push(&entry(next)) };
                         prop_assert_eq!(pushed, sq.len() < 8, "{} in the ring", sq.len());
                         if pushed {
                             sq.push_back(next);
@@ -771,15 +890,28 @@ mod tests {
                         }
                         let progress = run.progress();
                         engine.go_on(progress);
-                        engine.tell();
                         prop_assert_eq!(engine.has_more() && !engine.must_look(), false);
                     }
                     _ => {
-                        let reaped = app.reap().map(|reaped| match reaped {
-                            Reaped::Success(user_data) => (user_data, 0),
-                            Reaped::Other(cqe) => (cqe.user_data, cqe.value),
-                        });
-                        prop_assert_eq!(reaped, cq.pop_front());
+                        let mut reaping = app.reaping();
+                        let reaped = match done % 4 {
+                            0 => reaping.success().map(|user_data| (user_data, 0)),
+                            1 => reaping.any().map(|cqe| (cqe.user_data, cqe.value)),
+                            2 => {
+                                drop(reaping);
+                                app.reap_success().map(|user_data| (user_data, 0))
+                            }
+                            _ => {
+                                drop(reaping);
+                                app.reap().map(|cqe| (cqe.user_data, cqe.value))
+                            }
+                        };
+                        match cq.front() {
+                            // It is no success without a value.
+                            Some((_, value)) if done % 2 == 0 && *value != 0 => prop_assert_eq!(reaped, None),
+                            _ => prop_assert_eq!(reaped, cq.pop_front()),
+                        }
+                        done += 1;
                     }
                 }
             }

@@ -172,6 +172,7 @@ mod raw {
     }
 
     /// More than 64 bytes, through the cache or past it.
+    #[inline(never)]
     pub(super) unsafe fn copy_blocks(to: *mut u8, from: *const u8, len: usize, past_cache: bool) {
         // SAFETY: the promise of `copy`.
         unsafe { copy_blocks_by(has_avx(), to, from, len, past_cache) }

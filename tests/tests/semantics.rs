@@ -573,3 +573,68 @@ fn a_held_class_is_not_overtaken() {
     assert_eq!((window.load(0), window.load(8)), (1, 2));
     assert!(world.a.execute(&Sqe::put_word(4, key.at(8))).is_some(), "nothing is held any more");
 }
+
+/// `batch` and `reap_each` are `push` and `reap`, over laps of both rings, whatever ends them.
+#[test]
+fn batches() {
+    let mut world = local(small());
+    let (window, key) = world.export(4096, Rights::all());
+    let mut next = 0u64;
+    let mut seen = Vec::new();
+    for round in 0..200u64 {
+        let before = next;
+        let full = world.a.batch(|batch| {
+            for _ in 0..round % 70 {
+                if let Err(error) = batch.push(Sqe::put_word(next, key.at(next % 512 * 8)).user_data(next)) {
+                    return Some(error);
+                }
+                next += 1;
+            }
+            None
+        });
+        assert_eq!(full, (round % 70 > 64).then_some(verbring::PushError::SqFull), "64 fit");
+        if round % 3 == 0 && next < before + 64 {
+            // One pushed the other way lies behind them.
+            world.a.push(Sqe::put_word(next, key.at(next % 512 * 8)).user_data(next)).unwrap();
+            next += 1;
+        }
+        assert_eq!(u64::from(world.a.submit(0)), next - before);
+        if round % 5 == 0 {
+            seen.extend(world.a.reap().map(|done| done.user_data));
+        }
+        let already = seen.len() as u64;
+        let count = world.a.reap_each(|done| {
+            assert!(done.is_success() && done.buf.is_none());
+            seen.push(done.user_data);
+        });
+        assert_eq!(already + u64::from(count), next);
+    }
+    assert!(seen.iter().copied().eq(0..next));
+
+    // A panic on the way loses nothing that was pushed or not yet reaped.
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        world.a.batch(|batch| {
+            batch.push(Sqe::put_word(1, key.at(0)).user_data(1)).unwrap();
+            batch.push(Sqe::fetch_add(key.at(0), 1).user_data(2)).unwrap();
+            panic!("on the way");
+        })
+    }));
+    assert!(panicked.is_err());
+    world.a.push(Sqe::nop().user_data(3)).unwrap();
+    assert_eq!(world.a.submit(0), 3);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        world.a.reap_each(|done| assert_ne!(done.user_data, 2));
+    }));
+    assert!(panicked.is_err());
+    assert_eq!((world.a.reap().unwrap().user_data, window.load(0)), (3, 2));
+
+    // Blocks come back, too.
+    for i in 0..5 {
+        let buf = world.a.alloc(8).unwrap();
+        world.a.put(buf, key.at(0), Opts { user_data: i, ..Opts::default() }).unwrap();
+    }
+    world.a.submit(0);
+    let mut blocks = Vec::new();
+    assert_eq!(world.a.reap_each(|done| blocks.extend(done.buf)), 5);
+    assert_eq!(blocks.len(), 5);
+}

@@ -86,13 +86,12 @@ impl<D: Device> End<D> {
         let mut left = count;
         self.engine.submit(self.now);
         loop {
-            while let Some(done) = self.engine.reap() {
+            left -= u64::from(self.engine.reap_each(|done| {
                 assert!(done.is_success(), "an operation failed: {}", done.status);
                 seen(done.value);
-                left -= 1;
-                if left == 0 {
-                    return;
-                }
+            }));
+            if left == 0 {
+                return;
             }
             self.engine.poll(self.now);
             self.engine.submit(self.now);
@@ -133,10 +132,12 @@ impl<D: Device> End<D> {
     /// One operation a slot, of which only the last has a completion, which stands for all.
     #[inline(always)]
     pub fn window(&mut self, slots: u64, mut make: impl FnMut(&Window, RemoteKey, u64) -> Sqe) {
-        for slot in 0..slots - 1 {
-            let sqe = make(&self.outbox, self.key, slot).flags(SqeFlags::SILENT);
-            self.push(sqe);
-        }
+        let (outbox, key) = (&self.outbox, self.key);
+        self.engine.batch(|batch| {
+            for slot in 0..slots - 1 {
+                batch.push(make(outbox, key, slot).flags(SqeFlags::SILENT)).expect("room in the submission ring");
+            }
+        });
         let last = make(&self.outbox, self.key, slots - 1);
         self.alone(last);
     }
@@ -144,10 +145,12 @@ impl<D: Device> End<D> {
     /// One operation a slot, each with a completion.
     #[inline(always)]
     pub fn batch(&mut self, slots: u64, seen: impl FnMut(u64), mut make: impl FnMut(&Window, RemoteKey, u64) -> Sqe) {
-        for slot in 0..slots {
-            let sqe = make(&self.outbox, self.key, slot);
-            self.push(sqe);
-        }
+        let (outbox, key) = (&self.outbox, self.key);
+        self.engine.batch(|batch| {
+            for slot in 0..slots {
+                batch.push(make(outbox, key, slot)).expect("room in the submission ring");
+            }
+        });
         self.finish(slots, seen);
     }
 

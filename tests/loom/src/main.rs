@@ -21,7 +21,7 @@ use std::time::Instant;
 pub(crate) use key::{PeerId, RemoteKey, Target};
 
 use cqe::VALUE;
-use ring::{AppEnd, EngineEnd, Parts, Reaped};
+use ring::{AppEnd, EngineEnd, Parts};
 use sqe::Sqe;
 use sync::{AtomicU32, AtomicU64};
 
@@ -115,11 +115,13 @@ const COMPLETIONS: [fn(&Memory, u64); 2] = {
         for i in 0..items {
             let expected = if i % 2 == 0 { (i, 3, i as u32, i + 9) } else { (i, 0, 0, 0) };
             let cqe = loop {
-                match end.reap() {
-                    Some(Reaped::Success(user_data)) => break (user_data, 0, 0, 0),
-                    Some(Reaped::Other(cqe)) => break (cqe.user_data, cqe.status, cqe.imm, cqe.value),
-                    None => loom::thread::yield_now(),
+                if let Some(user_data) = end.reap_success() {
+                    break (user_data, 0, 0, 0);
                 }
+                if let Some(cqe) = end.reap() {
+                    break (cqe.user_data, cqe.status, cqe.imm, cqe.value);
+                }
+                loom::thread::yield_now();
             };
             assert_eq!(cqe, expected);
         }
