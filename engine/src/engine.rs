@@ -339,12 +339,18 @@ impl<D: Device> Engine<D> {
         while ports != 0 {
             let index = ports.trailing_zeros() as usize;
             ports &= ports - 1;
-            let mut taken = 0;
+            let (mut taken, mut in_vain) = (0, 0);
             // An application that pushes meanwhile does not keep the engine here.
             while taken < MAX_ENTRIES {
                 let Some(more) = self.submit_next(index, now) else { break };
+                taken += more;
                 let Some(port) = self.ports.get_mut(index) else { break };
-                taken += more + port.submit_any(&mut self.device, &self.imports, &self.locals);
+                // Where nothing can be done at once, two tries are enough.
+                if in_vain < 2 {
+                    let done = port.submit_any(&mut self.device, &self.imports, &self.locals);
+                    in_vain = if done == 0 { in_vain + 1 } else { 0 };
+                    taken += done;
+                }
                 if !port.end.has_more() {
                     break;
                 }
