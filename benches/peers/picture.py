@@ -1,4 +1,4 @@
-"""The results as a picture: latency over size, bandwidth over size, tails. Usage: picture.py DIRECTORY"""
+"""The results as a picture: latency over size, bandwidth over size, tails. Usage: picture.py RESULTS.json"""
 import json
 import sys
 from pathlib import Path
@@ -57,8 +57,8 @@ def legend(axis: Axes, size: int) -> None:
 
 
 def main() -> None:
-    directory = Path(sys.argv[1])
-    results = json.loads((directory / "results.json").read_text())
+    path = Path(sys.argv[1])
+    results = json.loads(path.read_text())
     rows = rows_of(results["runs"])
     figure, axes = plt.subplots(2, 3, figsize=(18, 10))
     curves(axes[0][0], rows, "put_lat", "put, one way", "us")
@@ -70,7 +70,7 @@ def main() -> None:
     figure.suptitle(results["machine"])
     figure.tight_layout()
     for kind in ("svg", "png"):
-        figure.savefig(directory / f"results.{kind}")
+        figure.savefig(path.with_suffix(f".{kind}"))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ def is_rate(unit: str) -> bool:
 
 DEFINITIONS = {
     "put_lat": "us, half a round trip of puts; each end polls the last word of what the other puts. Ours: `execute`",
-    "put_signal_lat": "us, half a round trip of put_signal (`execute`), each end polls the signal word; peers: am_lat of "
-                      "ucx_perftest, whose receiver is called with the message",
+    "put_signal_lat": "us, half a round trip of put_signal (`execute`), each end polls the signal word; peers: am_lat "
+                      "of ucx_perftest, whose receiver is called with the message",
     "am_lat": "us, half a round trip of active messages, ucx_perftest's own median",
     "put_word_lat": "us, half a round trip of 8 bytes out of the sqe",
     "put_flush": "us, one put and its completion at the origin. Ours: push, submit, poll, reap. Peers: put and flush",
