@@ -11,6 +11,7 @@ NO_PEERS = ("verbring", "verbring-pinned", "verbring-deferred", "floor")
 GAP = 1.8
 # What does not mind where the other core is.
 ONE_CORE = re.compile(r"pair|hold64|locked_.*|memcpy_.*|rdtsc.*|nop_.*|tail_clock.*")
+HANDOVER = "handover"
 PERCENTILES = ("p50", "p99", "p99.9", "p99.99", "max")
 
 
@@ -62,32 +63,50 @@ class Row:
 Rows = dict[tuple[str, int], Row]
 
 
-def distances(runs: list[dict]) -> list[str]:
-    """How far apart the cores were during each run: near, far, or "" if that changed meanwhile. What has been seen is
-    parted at its widest gap."""
-    seen = sorted(ns for run in runs for ns in run["handover_ns"] if ns > 0)
-    gap, least_far = max(((above / below, above) for below, above in zip(seen, seen[1:])), default=(1.0, 0.0))
-    if gap < GAP:
-        return ["near"] * len(runs)
-    names = [{"far" if ns >= least_far else "near" for ns in run["handover_ns"]} for run in runs]
-    return [name.pop() if len(name) == 1 else "" for name in names]
+def stretches(run: dict) -> list[tuple[list[tuple], float, float]]:
+    """The rows of a run in parts, each with the hand-over before and after it. The driver asks at both ends of a run; a
+    long program may say `handover` between its rows."""
+    parts, before, rows = [], run["handover_ns"][0], []
+    for row in run["rows"]:
+        if row[1] == HANDOVER:
+            parts.append((rows, before, row[3]))
+            before, rows = row[3], []
+        else:
+            rows.append(row)
+    return [*parts, (rows, before, run["handover_ns"][1])]
+
+
+def least_far(runs: list[dict]) -> float:
+    """The hand-over from which on the cores are far apart: what has been seen is parted at its widest gap."""
+    seen = sorted(ns for run in runs for _, *ends in stretches(run) for ns in ends if ns > 0)
+    gap, above = max(((above / below, above) for below, above in zip(seen, seen[1:])), default=(1.0, 0.0))
+    return above if gap >= GAP else float("inf")
+
+
+def distance(ends: tuple[float, float], far: float) -> str:
+    """Near, far, or "" if that changed meanwhile."""
+    names = {"far" if ns >= far else "near" for ns in ends}
+    return names.pop() if len(names) == 1 else ""
 
 
 def common_distance(runs: list[dict]) -> str:
     """That at which most programs have been seen."""
-    seen = {(run["program"], distance) for run, distance in zip(runs, distances(runs))}
-    counts = {name: sum(distance == name for _, distance in seen) for name in ("near", "far")}
+    far = least_far(runs)
+    seen = {(run["program"], distance((before, after), far)) for run in runs for _, before, after in stretches(run)}
+    counts = {name: sum(there == name for _, there in seen) for name in ("near", "far")}
     return max(counts, key=counts.__getitem__)
 
 
 def rows_of(runs: list[dict]) -> Rows:
     seen: dict[tuple[str, int], dict[str, list[tuple[float, bool, bool]]]] = {}
-    units, common = {}, common_distance(runs)
-    for run, distance in zip(runs, distances(runs)):
-        for peer, test, size, value, unit in run["rows"]:
-            is_common = distance == common or ONE_CORE.fullmatch(test) is not None
-            seen.setdefault((test, size), {}).setdefault(peer, []).append((value, run["is_calm"], is_common))
-            units[test] = unit
+    units, common, far = {}, common_distance(runs), least_far(runs)
+    for run in runs:
+        for part, before, after in stretches(run):
+            is_there = distance((before, after), far) == common
+            for peer, test, size, value, unit in part:
+                is_common = is_there or ONE_CORE.fullmatch(test) is not None
+                seen.setdefault((test, size), {}).setdefault(peer, []).append((value, run["is_calm"], is_common))
+                units[test] = unit
     order = list(DEFINITIONS)
     keys = sorted(seen, key=lambda key: (order.index(key[0]) if key[0] in order else len(order), *key))
     return {key: Row(*key, units[key[0]], {peer: Figure.of(values) for peer, values in seen[key].items()})
@@ -184,12 +203,16 @@ def budgets(rows: Rows, has_avx512: bool) -> list[str]:
 
 def apart(runs: list[dict]) -> str:
     """A line about the distance of the cores."""
-    parts, named = [], distances(runs)
+    far, seen = least_far(runs), {}
+    for run in runs:
+        for _, *ends in stretches(run):
+            seen.setdefault(distance((ends[0], ends[1]), far), []).append(ends)
+    parts = []
     for name in ("near", "far"):
-        ns = [ns for run, distance in zip(runs, named) if distance == name for ns in run["handover_ns"]]
-        if ns:
-            parts.append(f"{name}, {number(min(ns))}..{number(max(ns))} ns, in {named.count(name)} runs")
-    return f"a line from core to core: {'; '.join(parts) or 'unknown'}; changed during {named.count('')}. " \
+        if name in seen:
+            ns = [each for ends in seen[name] for each in ends]
+            parts.append(f"{name}, {number(min(ns))}..{number(max(ns))} ns, {len(seen[name])} times")
+    return f"a line from core to core: {'; '.join(parts)}; changed meanwhile: {len(seen.get('', []))}. " \
            f"Rows of two cores: {common_distance(runs)}"
 
 
