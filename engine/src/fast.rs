@@ -4,6 +4,8 @@
 //! Entries of the same shape (opcode, flags, class) stand in rows, so the shape is looked up once a row: one compare says
 //! that the next entry is there and goes on with the row.
 
+use core::hint::cold_path;
+
 use verbring_slab::View;
 use verbring_sys::{CLASSES, Device, Mr, Qp, Wr, WrOp};
 
@@ -187,6 +189,11 @@ impl<D: Device> Fast<'_, D> {
     fn transfer(&mut self, entry: &impl Words, class: usize, op: WrOp) -> Option<u64> {
         let source = entry.word::<2>();
         let (lkey, len) = (source as u32, (source >> 32) as u32);
+        if len == 0 {
+            // Looked at closer: what grants nothing, such as a line that nobody has, grants no bytes.
+            cold_path();
+            return None;
+        }
         let access = if op == WrOp::Get { Access::Read } else { Access::Write };
         let (qp, remote, rkey) = self.remote(entry, class, access, entry.word::<5>(), len)?;
         let memory = self.locals.at_offset(lkey);
@@ -201,7 +208,8 @@ impl<D: Device> Fast<'_, D> {
     fn put_inline(&mut self, entry: &impl Words, class: usize) -> Option<u64> {
         let len = (entry.word::<2>() >> 32) as u32;
         let (qp, remote, rkey) = self.remote(entry, class, Access::Write, entry.word::<5>(), len)?;
-        if len > MAX_INLINE {
+        if len == 0 || len > MAX_INLINE {
+            cold_path();
             return None;
         }
         let (operand, second) = (entry.word::<6>(), entry.word::<7>());

@@ -661,3 +661,18 @@ fn a_forked_child() {
     assert!(world.reap().is_success());
     assert_eq!(window.load(0), 5);
 }
+
+/// Entries of nothing but zeros name nobody, also where no peer, import or Window ever was.
+#[test]
+fn names_of_nobody() {
+    let mut engine = engine(small(), local_device);
+    for opcode in [1u64, 2, 3, 4, 7, 8, 9] {
+        // SAFETY: words that name no memory.
+        let sqe = unsafe { Sqe::from_words([opcode << 32, 0, 0, 0, opcode, 0, 0, 0]) };
+        assert_eq!(engine.execute(&sqe), None);
+        engine.push(sqe).unwrap();
+        engine.submit(0);
+        let done = engine.reap().unwrap();
+        assert_eq!((done.user_data, done.status), (opcode, Status::PeerUnknown), "opcode {opcode}");
+    }
+}
