@@ -18,7 +18,8 @@ pub struct Config {
     pub sq_entries: u32,
     /// Entries of a completion ring.
     pub cq_entries: u32,
-    /// Operations that are pending at one time, in all rings together.
+    /// Operations that are pending at one time, in all rings together: at most half of `cq_entries`, both rounded up to
+    /// powers of two.
     pub max_outstanding: u32,
     /// Connections.
     pub max_peers: u32,
@@ -69,6 +70,7 @@ impl Config {
 impl Config {
     /// Whether every size is one that an engine can have.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
+        let outstanding = self.max_outstanding.checked_next_power_of_two().unwrap_or(u32::MAX);
         let sizes = [
             ("sq_entries", self.sq_entries, MAX_ENTRIES),
             ("cq_entries", self.cq_entries, MAX_ENTRIES),
@@ -76,8 +78,9 @@ impl Config {
             ("max_peers", self.max_peers, MAX_INDEX),
             ("max_windows", self.max_windows, MAX_INDEX),
             ("max_imports", self.max_imports, MAX_INDEX),
-            // Or receives could reserve the whole completion ring, and not even a cancel would be taken.
-            ("max_outstanding", self.max_outstanding, self.cq_entries.min(MAX_ENTRIES).next_power_of_two() - 1),
+            // Or receives, with what was reaped and not told yet, could reserve the whole completion ring, and not even a
+            // cancel would be taken.
+            ("max_outstanding", outstanding, self.cq_entries.min(MAX_ENTRIES).next_power_of_two() / 2),
         ];
         match sizes.into_iter().find(|(_, value, limit)| !(1..=*limit).contains(value)) {
             Some((what, _, limit)) => Err(EngineError::Size { what, limit }),

@@ -102,6 +102,9 @@ pub struct Engine<D: Device> {
     wcs: [Wc; WCS],
     pub(crate) config: Config,
     own: Port,
+    /// Keeps the rings and tables, whatever became of the ports. The last field: dropped last.
+    #[cfg(feature = "std")]
+    _keep: Keep,
     /// The rings and tables lie in it; the ports of other threads keep it too.
     #[cfg(not(feature = "std"))]
     _arena: Arena,
@@ -188,6 +191,8 @@ impl<D: Device> Engine<D> {
             wcs: [Wc::new(0, Qp(0), Status::Success); WCS],
             config,
             own,
+            #[cfg(feature = "std")]
+            _keep: keep.clone(),
             #[cfg(not(feature = "std"))]
             _arena: arena,
         };
@@ -232,7 +237,9 @@ impl<D: Device> Engine<D> {
 
     /// The place of a port whose application is gone and to which nothing is owed; its slab is registered no more.
     fn free_port(&mut self) -> Option<usize> {
-        let place = self.ports.iter().position(|port| port.owed == 0 && port.end.is_app_gone())?;
+        // The first place is the engine's own, for good.
+        let is_free = |port: &PortEnd| port.owed == 0 && port.end.is_app_gone();
+        let place = (1..self.ports.len()).find(|place| self.ports.get(*place).is_some_and(is_free))?;
         let slab_key = core::mem::take(&mut self.ports.get_mut(place)?.slab_key);
         if slab_key != 0 {
             self.deregister_slab(slab_key);

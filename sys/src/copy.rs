@@ -85,11 +85,12 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
             let (a, b) = (raw::load4(from), raw::load4(from.add(len - 4)));
             raw::store4(to, a);
             raw::store4(to.add(len - 4), b);
-        } else if len >= 1 {
-            let (a, b, c) = (raw::load1(from), raw::load1(from.add(len / 2)), raw::load1(from.add(len - 1)));
-            raw::store1(to, a);
-            raw::store1(to.add(len / 2), b);
-            raw::store1(to.add(len - 1), c);
+        } else if len >= 2 {
+            let (a, b) = (raw::load2(from), raw::load2(from.add(len - 2)));
+            raw::store2(to, a);
+            raw::store2(to.add(len - 2), b);
+        } else if len == 1 {
+            raw::store1(to, raw::load1(from));
         }
     }
 }
@@ -153,6 +154,7 @@ mod raw {
     moves! {
         load8 store8 u64, reg, ":r";
         load4 store4 u32, reg, ":e";
+        load2 store2 u16, reg, ":x";
         load1 store1 u8, reg_byte, "";
     }
 
@@ -356,6 +358,7 @@ mod raw {
     }
     moves! {
         load4 store4 u32;
+        load2 store2 u16;
         load1 store1 u8;
     }
 

@@ -178,7 +178,9 @@ fn sizes_and_classes() {
     let is_size = |error: Option<WaitError>, which: &str| matches!(error, Some(WaitError::Engine(EngineError::Size { what, .. })) if what == which);
     assert!(is_size(bad(&|c| c.sq_entries = 0), "sq_entries"));
     assert!(is_size(bad(&|c| c.cq_entries = 1 << 20), "cq_entries"));
-    assert!(is_size(bad(&|c| c.max_outstanding = c.cq_entries), "max_outstanding"));
+    for too_many in [65, 127, 128] {
+        assert!(is_size(bad(&|c| c.max_outstanding = too_many), "max_outstanding"));
+    }
     assert!(is_size(bad(&|c| c.max_peers = 5000), "max_peers"));
     let classes = [SizeClass { size: 8, count: 0 }];
     let engine = verbring::open_with(small(), &classes, RegionOptions::default(), |node| Ok(local_device(node)));
@@ -675,4 +677,18 @@ fn names_of_nobody() {
         let done = engine.reap().unwrap();
         assert_eq!((done.user_data, done.status), (opcode, Status::PeerUnknown), "opcode {opcode}");
     }
+}
+
+/// A port that takes the place of an engine's own leaves the engine whole.
+#[test]
+fn ports_that_are_exchanged() {
+    let mut engine = engine(small(), local_device);
+    let extra = engine.add_port(None).unwrap();
+    drop(std::mem::replace(&mut *engine, extra));
+    let mut other = engine.add_port(None).unwrap();
+    for port in [&mut *engine as &mut verbring::Port, &mut other] {
+        port.push(Sqe::nop().user_data(5)).unwrap();
+    }
+    assert_eq!(engine.submit(0), 2);
+    assert_eq!((engine.reap().unwrap().user_data, other.reap().unwrap().user_data), (5, 5));
 }
