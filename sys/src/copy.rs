@@ -221,87 +221,56 @@ mod raw {
     /// A loop over blocks of 128 bytes: all loads of a block come before its stores, which would else seem to hit the
     /// loads of the next when both ends lie at the same offset in their pages.
     macro_rules! block_loop {
-        ($name:ident, $step:literal, [$($load:literal),+], [$($store:literal),+], [$($end:literal),*]) => {
+        ($name:ident, [$($load:expr),+], [$($store:expr),+], [$($end:literal),*]) => {
             #[inline(always)]
             unsafe fn $name(to: *mut u8, from: *const u8, blocks: usize) {
-                // SAFETY: the caller has `blocks` times 128 bytes, and `to` is a multiple of 64. The upper halves of the
-                // vector registers belong to nobody here, and are cleared.
+                // SAFETY: the caller has `blocks` times 128 bytes, and `to` is a multiple of 64. All vector registers are
+                // named as changed: vzeroupper clears the upper half of each.
                 unsafe {
-                    asm!("2:", $($load,)+ $($store,)+
-                        concat!("add {f}, ", $step), concat!("add {t}, ", $step), "dec {n}", "jnz 2b", $($end,)*
+                    asm!("2:", $($load,)+ $($store,)+ "add {f}, 128", "add {t}, 128", "dec {n}", "jnz 2b", $($end,)*
                         f = inout(reg) from => _, t = inout(reg) to => _, n = inout(reg) blocks => _,
                         out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-                        out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _, options(nostack));
+                        out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                        out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                        out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _, options(nostack));
                 }
             }
         };
+        ($name:ident, avx, $store:literal, [$($end:literal),*]) => {
+            block_loop!(
+                $name,
+                ["vmovdqu ymm0, [{f}]", "vmovdqu ymm1, [{f} + 32]", "vmovdqu ymm2, [{f} + 64]", "vmovdqu ymm3, [{f} + 96]"],
+                [
+                    concat!($store, " [{t}], ymm0"), concat!($store, " [{t} + 32], ymm1"),
+                    concat!($store, " [{t} + 64], ymm2"), concat!($store, " [{t} + 96], ymm3")
+                ],
+                [$($end),*]
+            );
+        };
+        ($name:ident, sse, $store:literal, [$($end:literal),*]) => {
+            block_loop!(
+                $name,
+                [
+                    "movdqu xmm0, [{f}]", "movdqu xmm1, [{f} + 16]", "movdqu xmm2, [{f} + 32]", "movdqu xmm3, [{f} + 48]",
+                    "movdqu xmm4, [{f} + 64]", "movdqu xmm5, [{f} + 80]", "movdqu xmm6, [{f} + 96]",
+                    "movdqu xmm7, [{f} + 112]"
+                ],
+                [
+                    concat!($store, " [{t}], xmm0"), concat!($store, " [{t} + 16], xmm1"),
+                    concat!($store, " [{t} + 32], xmm2"), concat!($store, " [{t} + 48], xmm3"),
+                    concat!($store, " [{t} + 64], xmm4"), concat!($store, " [{t} + 80], xmm5"),
+                    concat!($store, " [{t} + 96], xmm6"), concat!($store, " [{t} + 112], xmm7")
+                ],
+                [$($end),*]
+            );
+        };
     }
 
-    block_loop!(
-        avx_blocks,
-        128,
-        ["vmovdqu ymm0, [{f}]", "vmovdqu ymm1, [{f} + 32]", "vmovdqu ymm2, [{f} + 64]", "vmovdqu ymm3, [{f} + 96]"],
-        ["vmovdqa [{t}], ymm0", "vmovdqa [{t} + 32], ymm1", "vmovdqa [{t} + 64], ymm2", "vmovdqa [{t} + 96], ymm3"],
-        ["vzeroupper"]
-    );
+    block_loop!(avx_blocks, avx, "vmovdqa", ["vzeroupper"]);
+    block_loop!(sse_blocks, sse, "movdqa", []);
     // A later plain or Release store is not ordered behind non-temporal ones (Intel SDM vol. 1, 10.4.6.2).
-    block_loop!(
-        avx_blocks_past_cache,
-        128,
-        ["vmovdqu ymm0, [{f}]", "vmovdqu ymm1, [{f} + 32]", "vmovdqu ymm2, [{f} + 64]", "vmovdqu ymm3, [{f} + 96]"],
-        ["vmovntdq [{t}], ymm0", "vmovntdq [{t} + 32], ymm1", "vmovntdq [{t} + 64], ymm2", "vmovntdq [{t} + 96], ymm3"],
-        ["vzeroupper", "sfence"]
-    );
-    block_loop!(
-        sse_blocks,
-        128,
-        [
-            "movdqu xmm0, [{f}]",
-            "movdqu xmm1, [{f} + 16]",
-            "movdqu xmm2, [{f} + 32]",
-            "movdqu xmm3, [{f} + 48]",
-            "movdqu xmm4, [{f} + 64]",
-            "movdqu xmm5, [{f} + 80]",
-            "movdqu xmm6, [{f} + 96]",
-            "movdqu xmm7, [{f} + 112]"
-        ],
-        [
-            "movdqa [{t}], xmm0",
-            "movdqa [{t} + 16], xmm1",
-            "movdqa [{t} + 32], xmm2",
-            "movdqa [{t} + 48], xmm3",
-            "movdqa [{t} + 64], xmm4",
-            "movdqa [{t} + 80], xmm5",
-            "movdqa [{t} + 96], xmm6",
-            "movdqa [{t} + 112], xmm7"
-        ],
-        []
-    );
-    block_loop!(
-        sse_blocks_past_cache,
-        128,
-        [
-            "movdqu xmm0, [{f}]",
-            "movdqu xmm1, [{f} + 16]",
-            "movdqu xmm2, [{f} + 32]",
-            "movdqu xmm3, [{f} + 48]",
-            "movdqu xmm4, [{f} + 64]",
-            "movdqu xmm5, [{f} + 80]",
-            "movdqu xmm6, [{f} + 96]",
-            "movdqu xmm7, [{f} + 112]"
-        ],
-        [
-            "movntdq [{t}], xmm0",
-            "movntdq [{t} + 16], xmm1",
-            "movntdq [{t} + 32], xmm2",
-            "movntdq [{t} + 48], xmm3",
-            "movntdq [{t} + 64], xmm4",
-            "movntdq [{t} + 80], xmm5",
-            "movntdq [{t} + 96], xmm6",
-            "movntdq [{t} + 112], xmm7"
-        ],
-        ["sfence"]
-    );
+    block_loop!(avx_blocks_past_cache, avx, "vmovntdq", ["vzeroupper", "sfence"]);
+    block_loop!(sse_blocks_past_cache, sse, "movntdq", ["sfence"]);
 
     /// Whether CPU and operating system have AVX (Intel SDM vol. 1, 14.3): asked once.
     fn has_avx() -> bool {

@@ -52,8 +52,8 @@ pub struct CpuNic {
 // SAFETY: the pointers in it name memory that the contract of `Device::post` and of `Lane` keeps valid.
 unsafe impl Send for CpuNic {}
 
-/// One compare says that a queue pair is up, that nothing is pending or held there, and that the other side revoked nothing since
-/// this one looked: while all that is so, it is the other side's door and what was seen there.
+/// One compare says that a queue pair is up, that nothing is pending or held there, and that the other side revoked
+/// nothing since this one looked: while all that is so, it is the other side's door and what was seen there.
 struct Gate {
     door: NonNull<AtomicU64>,
     seen: u64,
