@@ -7,7 +7,7 @@ use verbring::{SqeFlags, Status, Target};
 use verbring_slab::Arena;
 use verbring_sys::lane::{LANE_BYTES, Lane};
 use verbring_sys::local::Local;
-use verbring_sys::{CpuNic, Deferred, Faults, Mr, Posted, Qp, Wc, Wr, WrOp};
+use verbring_sys::{CpuNic, Deferred, Faults, Posted, Qp, Wc, Wr, WrOp};
 use verbring_tests::{World, arena, deferred, local};
 
 /// An engine with a peer, a window of the peer's, and local memory.
@@ -224,7 +224,7 @@ pub fn peers(count: u32) -> Peers {
         unsafe {
             let [ours, theirs] = [(); 2].map(|()| Lane::create(lanes.block(LANE_BYTES, 64).expect("room for a lane")));
             nic.open(link, ours, theirs);
-            let receive = Wr { op: WrOp::Recv, len: 64, local: room.as_mut_ptr(), ..NO_WORK };
+            let receive = Wr { op: WrOp::Recv, len: 64, local: room.as_mut_ptr(), ..Wr::EMPTY };
             assert_eq!(nic.post(nic.qp(link, 0), &receive), Posted::Pending);
         }
     }
@@ -232,19 +232,6 @@ pub fn peers(count: u32) -> Peers {
     poll_peers(&mut peers);
     peers
 }
-
-const NO_WORK: Wr = Wr {
-    wr_id: 0,
-    op: WrOp::Flush,
-    len: 0,
-    rkey: 0,
-    imm: 0,
-    local: std::ptr::null_mut(),
-    local_mr: Mr(0),
-    remote: 0,
-    operand: 0,
-    second: 0,
-};
 
 /// One look at each of them.
 #[inline(always)]

@@ -407,7 +407,7 @@ impl<D: Device> Engine<D> {
         if opcode == Opcode::Get as u8 {
             return self.start_transfer(sqe, qp, wr_id, WrOp::Get, Access::Read);
         }
-        let wr = Wr { wr_id, len: sqe.len(), ..NO_WR };
+        let wr = Wr { wr_id, len: sqe.len(), ..Wr::EMPTY };
         if opcode == Opcode::PutInline as u8 {
             if wr.len > MAX_INLINE {
                 return Started::Refused(Status::BadLength);
@@ -451,7 +451,7 @@ impl<D: Device> Engine<D> {
         let Some((local, local_mr)) = self.local_of(sqe) else {
             return Started::Refused(self.why_not_local(sqe));
         };
-        let wr = Wr { wr_id, op, len: sqe.len(), remote, rkey, local, local_mr, ..NO_WR };
+        let wr = Wr { wr_id, op, len: sqe.len(), remote, rkey, local, local_mr, ..Wr::EMPTY };
         // SAFETY: both ranges were checked against live registrations. The local bytes are a Window's, or a block that
         // was lent to this operation.
         started(unsafe { self.device.post(qp, &wr) })
@@ -475,7 +475,7 @@ impl<D: Device> Engine<D> {
     /// The rest of `start`: what names no import.
     #[inline(never)]
     fn start_other(&mut self, sqe: &Sqe, qp: Qp, wr_id: u64) -> Started {
-        let mut wr = Wr { wr_id, len: sqe.len(), ..NO_WR };
+        let mut wr = Wr { wr_id, len: sqe.len(), ..Wr::EMPTY };
         (wr.op, wr.imm) = match Opcode::from_raw(sqe.opcode()) {
             Some(Opcode::Send) => (WrOp::Send, sqe.aux()),
             Some(Opcode::Recv) => (WrOp::Recv, 0),
@@ -506,7 +506,7 @@ impl<D: Device> Engine<D> {
         let Some((local, local_mr)) = self.local_of(sqe) else {
             return Started::Refused(self.why_not_local(sqe));
         };
-        let put = &Wr { wr_id, len: sqe.len(), remote, rkey, local, local_mr, ..NO_WR };
+        let put = &Wr { wr_id, len: sqe.len(), remote, rkey, local, local_mr, ..Wr::EMPTY };
         let Some(signal) = self.signal_of(sqe, put.wr_id) else {
             return Started::Refused(self.why_not_remote(sqe, Access::Write));
         };
@@ -657,20 +657,6 @@ fn is_plain(sqe: &Sqe) -> bool {
     let rest = (sqe.words[0] >> 32) & !(0x0f | 0xff << 8 | (CLASSES as u64 - 1) << 16);
     flags & NOT_PLAIN[(sqe.opcode() & 15) as usize] == 0 && rest == 0
 }
-
-/// What an operation does not set in its work request.
-pub(crate) const NO_WR: Wr = Wr {
-    wr_id: 0,
-    op: WrOp::Put,
-    len: 0,
-    rkey: 0,
-    imm: 0,
-    local: core::ptr::null_mut(),
-    local_mr: Mr(0),
-    remote: 0,
-    operand: 0,
-    second: 0,
-};
 
 const FETCH_ADD: u8 = Opcode::FetchAdd as u8;
 const COMPARE_SWAP: u8 = Opcode::CompareSwap as u8;

@@ -10,7 +10,6 @@ use verbring_slab::View;
 use verbring_sys::{CLASSES, Device, Mr, Qp, Wr, WrOp};
 
 use crate::cqe::{BLOCK, VALUE, block};
-use crate::engine::NO_WR;
 use crate::key::{Access, Memory};
 use crate::ring::{Entry, Progress, Run};
 use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
@@ -198,7 +197,7 @@ impl<D: Device> Fast<'_, D> {
         let (qp, remote, rkey) = self.remote(entry, class, access, entry.word::<5>(), len)?;
         let memory = self.locals.at_offset(lkey);
         let local = memory.resolve_local(lkey, entry.word::<6>(), len)? as *mut u8;
-        let wr = Wr { op, len, remote, rkey, local, local_mr: Mr(memory.device_key), ..NO_WR };
+        let wr = Wr { op, len, remote, rkey, local, local_mr: Mr(memory.device_key), ..Wr::EMPTY };
         // SAFETY: both ranges were checked against live registrations. The local bytes are a Window's, or a block that
         // was lent to this operation.
         unsafe { self.device.post_now(qp, &wr) }
@@ -213,7 +212,7 @@ impl<D: Device> Fast<'_, D> {
             return None;
         }
         let (operand, second) = (entry.word::<6>(), entry.word::<7>());
-        let wr = Wr { op: WrOp::PutInline, len, remote, rkey, operand, second, ..NO_WR };
+        let wr = Wr { op: WrOp::PutInline, len, remote, rkey, operand, second, ..Wr::EMPTY };
         // SAFETY: the range was checked against a live import.
         unsafe { self.device.post_now(qp, &wr) }
     }
@@ -226,7 +225,7 @@ impl<D: Device> Fast<'_, D> {
             return None;
         }
         let (operand, second) = (entry.word::<7>(), entry.word::<6>());
-        let wr = Wr { op, len: 8, remote, rkey, operand, second, ..NO_WR };
+        let wr = Wr { op, len: 8, remote, rkey, operand, second, ..Wr::EMPTY };
         // SAFETY: the word was checked against a live import, and is aligned, as regions are.
         unsafe { self.device.post_now(qp, &wr) }
     }
@@ -236,7 +235,7 @@ impl<D: Device> Fast<'_, D> {
     fn put_signal(&mut self, entry: &impl Words, class: usize, op: WrOp) -> Option<u64> {
         let word = (entry.word::<3>() >> 32) * 8;
         let (qp, remote, rkey) = self.remote(entry, class, Access::Write, word, 8)?;
-        let wr = Wr { op, len: 8, remote, rkey, operand: entry.word::<7>(), ..NO_WR };
+        let wr = Wr { op, len: 8, remote, rkey, operand: entry.word::<7>(), ..Wr::EMPTY };
         self.transfer(entry, class, WrOp::Put)?;
         // SAFETY: the word was checked against a live import, and is aligned, as regions are.
         unsafe { self.device.post_now(qp, &wr) }

@@ -138,19 +138,6 @@ impl Import {
 
 const NO_IMPORT: Import = Import { link: 0, theirs: None, mr: 0, epoch: 0 };
 
-const NO_WR: Wr = Wr {
-    wr_id: 0,
-    op: WrOp::Flush,
-    len: 0,
-    rkey: 0,
-    imm: 0,
-    local: core::ptr::null_mut(),
-    local_mr: crate::Mr(0),
-    remote: 0,
-    operand: 0,
-    second: 0,
-};
-
 impl CpuNic {
     /// The bytes of an arena that this takes.
     pub const fn bytes(links: u32, imports: u32) -> usize {
@@ -175,7 +162,7 @@ impl CpuNic {
             Ok(CpuNic {
                 qps: arena.table(qps, |_| CpuQp::new())?,
                 gates: arena.table(qps, |_| Gate::shut())?,
-                pending: arena.table(qps * DEPTH, |_| Pending { wr: NO_WR, done: 0 })?,
+                pending: arena.table(qps * DEPTH, |_| Pending { wr: Wr::EMPTY, done: 0 })?,
                 receives: arena.table(qps * DEPTH, |_| Receive { wr_id: 0, local: core::ptr::null_mut(), room: 0 })?,
                 busy: arena.table(qps.div_ceil(64), |_| 0)?,
                 busy_count: 0,

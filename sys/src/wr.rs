@@ -60,6 +60,22 @@ pub struct Wr {
     pub second: u64,
 }
 
+impl Wr {
+    /// A put of nothing: what an operation does not set in its work request.
+    pub const EMPTY: Wr = Wr {
+        wr_id: 0,
+        op: WrOp::Put,
+        len: 0,
+        rkey: 0,
+        imm: 0,
+        local: core::ptr::null_mut(),
+        local_mr: Mr(0),
+        remote: 0,
+        operand: 0,
+        second: 0,
+    };
+}
+
 /// The answer to a work request that was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
