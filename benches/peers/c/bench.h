@@ -75,6 +75,21 @@ static inline void bench_pin(int core)
         die("there is no core %d", core);
 }
 
+/* A second process, which ends with this one; each is pinned to its core. `me` is 0 in this one and 1 in the other. */
+static inline pid_t bench_fork(int *me)
+{
+    pid_t child = fork();
+    if (child < 0)
+        die("no second process");
+    *me = child == 0;
+    if (*me == 1) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        alarm(PATIENCE_S);
+    }
+    bench_pin(bench.cores[*me]);
+    return child;
+}
+
 static inline double bench_now(void)
 {
     struct timespec time;

@@ -19,15 +19,8 @@ int main(int argc, char **argv)
     struct line *lines = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (lines == MAP_FAILED)
         die("no memory");
-    pid_t child = fork();
-    if (child < 0)
-        die("no second process");
-    int me = child == 0;
-    if (me == 1) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        alarm(PATIENCE_S);
-    }
-    bench_pin(bench.cores[me]);
+    int me;
+    pid_t child = bench_fork(&me);
     double seconds[BLOCKS];
     long round = 0;
     for (int block = 0; block < BLOCKS; block++) {

@@ -187,15 +187,7 @@ int main(int argc, char **argv)
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (board == MAP_FAILED)
         die("no memory");
-    pid_t child = fork();
-    if (child < 0)
-        die("no second process");
-    me = child == 0;
-    if (me == 1) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        alarm(PATIENCE_S);
-    }
-    bench_pin(bench.cores[me]);
+    pid_t child = bench_fork(&me);
 
     ucp_params_t features = {
         .field_mask = UCP_PARAM_FIELD_FEATURES,
