@@ -20,6 +20,7 @@ mod device;
 pub mod lane;
 pub mod local;
 mod mrs;
+pub mod rnic;
 #[cfg(feature = "shm")]
 pub mod shm;
 mod status;
