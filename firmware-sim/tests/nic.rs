@@ -14,6 +14,8 @@ use verbring_sys::rnic::{
 
 const ALL: MrAccess = MrAccess::all();
 const BYTES: usize = 1 << 16;
+/// Where peers find the memory.
+const IOVA: u64 = 7 << 40;
 /// Bytes on either side of what is registered, which nobody may touch.
 const GUARD: usize = 4096;
 
@@ -48,7 +50,7 @@ impl Side {
         let qp = nic.create_qp(pd, cq, cq).unwrap();
         let memory = Region::private(BYTES + 2 * GUARD, RegionOptions::default()).unwrap();
         // SAFETY: the region is kept beside the NIC, which is dropped first.
-        let keys = unsafe { nic.reg_mr(pd, memory.base().as_ptr().add(GUARD), BYTES, access) }.unwrap();
+        let keys = unsafe { nic.reg_mr(pd, memory.base().as_ptr().add(GUARD), BYTES, IOVA, access) }.unwrap();
         Side { nic, pd, cq, qp, memory, keys }
     }
 
@@ -238,7 +240,7 @@ impl Pair {
             op,
             local: self.sides[0].at(local),
             lkey: self.sides[0].keys.lkey,
-            remote: self.sides[1].at(remote) as u64,
+            remote: IOVA + remote as u64,
             rkey: self.sides[1].keys.rkey,
             len,
             ..SendWr::EMPTY
@@ -533,8 +535,8 @@ fn what_is_not_allowed_breaks_the_connection() {
     let access = WcStatus::RemAccessErr;
     let cases: [(&str, SendOp, Change, WcStatus); 9] = [
         ("a guessed key", SendOp::Write, |_, wr| wr.rkey ^= 1, access),
-        ("one byte behind the end", SendOp::Write, |pair, wr| wr.remote = pair.sides[1].at(BYTES - 7) as u64, access),
-        ("one byte before the start", SendOp::Read, |pair, wr| wr.remote = pair.sides[1].at(0) as u64 - 1, access),
+        ("one byte behind the end", SendOp::Write, |_, wr| wr.remote = IOVA + BYTES as u64 - 7, access),
+        ("one byte before the start", SendOp::Read, |_, wr| wr.remote = IOVA - 1, access),
         ("around the end of the address space", SendOp::Read, |_, wr| wr.remote = u64::MAX - 3, access),
         ("a read of what is not to be read", SendOp::Read, |pair, wr| only(pair, wr, MrAccess::REMOTE_WRITE), access),
         (
@@ -582,13 +584,13 @@ fn what_is_not_allowed_breaks_the_connection() {
 fn only(pair: &mut Pair, wr: &mut SendWr, access: MrAccess) {
     let (pd, base) = (pair.sides[1].pd, pair.sides[1].at(0));
     // SAFETY: the region lives as long as the NIC.
-    wr.rkey = unsafe { pair.sides[1].nic.reg_mr(pd, base, BYTES, access | MrAccess::LOCAL_WRITE) }.unwrap().rkey;
+    wr.rkey = unsafe { pair.sides[1].nic.reg_mr(pd, base, BYTES, IOVA, access | MrAccess::LOCAL_WRITE) }.unwrap().rkey;
 }
 
 fn other_domain(pair: &mut Pair, wr: &mut SendWr) {
     let (pd, base) = (pair.sides[1].nic.alloc_pd(), pair.sides[1].at(0));
     // SAFETY: the region lives as long as the NIC.
-    wr.rkey = unsafe { pair.sides[1].nic.reg_mr(pd, base, BYTES, ALL) }.unwrap().rkey;
+    wr.rkey = unsafe { pair.sides[1].nic.reg_mr(pd, base, BYTES, IOVA, ALL) }.unwrap().rkey;
 }
 
 #[test]
@@ -884,7 +886,7 @@ proptest! {
         // Reading only: what is written shows.
         let (pd, base) = (pair.sides[1].pd, pair.sides[1].at(0));
         // SAFETY: the region lives as long as the NIC.
-        let read_only = unsafe { pair.sides[1].nic.reg_mr(pd, base, 4096, MrAccess::REMOTE_READ) }.unwrap();
+        let read_only = unsafe { pair.sides[1].nic.reg_mr(pd, base, 4096, IOVA, MrAccess::REMOTE_READ) }.unwrap();
         let granted = pair.sides[1].nic.alloc_mw(pd).unwrap();
         let before = pair.sides[1].read(0, BYTES);
         let key = pair.sides[1].keys.lkey;
@@ -897,7 +899,7 @@ proptest! {
                 len: 8,
                 local: pair.sides[1].at(32768),
                 lkey: key,
-                remote: pair.sides[0].at(0) as u64,
+                remote: IOVA,
                 rkey: pair.sides[0].keys.rkey,
                 ..SendWr::EMPTY
             };
@@ -913,7 +915,7 @@ proptest! {
                 .wrapping_add_signed(near);
             let mut header = Header::new(opcode, pair.sides[1].qp, psn);
             header.rkey = [read_only.rkey, granted, numbers[0], owner.rkey ^ 1][choice % 4];
-            header.address = base as u64 + u64::from(numbers[1] % 5000);
+            header.address = IOVA + u64::from(numbers[1] % 5000);
             header.length = if choice % 2 == 0 { len as u32 } else { numbers[2] };
             header.imm = numbers[3];
             header.msn = numbers[2] & 0xff_ffff;

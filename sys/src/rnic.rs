@@ -256,6 +256,8 @@ pub struct MrKeys {
     pub lkey: u32,
     /// For the peer's.
     pub rkey: u32,
+    /// The address of the first byte, as peers name it.
+    pub iova: u64,
 }
 
 /// What an RNIC can do.
@@ -320,8 +322,8 @@ pub unsafe trait Rnic {
     /// A queue pair, ready to receive work requests for receives: its address.
     fn create_qp(&mut self) -> Result<QpAddress, DeviceError>;
 
-    /// Connects a queue pair to the one at `peer`, and lets it send.
-    fn connect_qp(&mut self, qp: u32, peer: &QpAddress) -> Result<(), DeviceError>;
+    /// Connects the queue pair at `own` to the one at `peer`, and lets it send.
+    fn connect_qp(&mut self, own: &QpAddress, peer: &QpAddress) -> Result<(), DeviceError>;
 
     /// Puts a queue pair into error: what is pending is flushed.
     fn fail_qp(&mut self, qp: u32);

@@ -27,12 +27,15 @@ struct Entry {
     kind: Kind,
     key: u32,
     pd: Pd,
+    /// The address in this process, and as peers name it.
     base: u64,
+    iova: u64,
     len: u64,
     access: MrAccess,
 }
 
-const FREE: Entry = Entry { kind: Kind::Free, key: 0, pd: Pd(0), base: 0, len: 0, access: MrAccess::empty() };
+const FREE: Entry =
+    Entry { kind: Kind::Free, key: 0, pd: Pd(0), base: 0, iova: 0, len: 0, access: MrAccess::empty() };
 
 /// Why a range was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,11 +83,12 @@ impl Keys {
         pd: Pd,
         base: *mut u8,
         len: usize,
+        iova: u64,
         access: MrAccess,
         random: &mut Random,
     ) -> Option<MrKeys> {
-        let entry = Entry { kind: Kind::Mr, key: 0, pd, base: base as u64, len: len as u64, access };
-        self.add(entry, random).map(|key| MrKeys { lkey: key, rkey: key })
+        let entry = Entry { kind: Kind::Mr, key: 0, pd, base: base as u64, iova, len: len as u64, access };
+        self.add(entry, random).map(|key| MrKeys { lkey: key, rkey: key, iova })
     }
 
     /// A registration ends, and with it the windows bound to it. False if there is none.
@@ -137,10 +141,11 @@ impl Keys {
         let place = self.place(key);
         let window = self.table.at_mut(place);
         let is_window = window.kind == Kind::Window { bound: None } && (window.key ^ key) >> VARIANT_BITS == 0;
-        if !is_mr || !is_allowed || !is_window || window.pd != pd || !is_within(&of, base, len) {
+        if !is_mr || !is_allowed || !is_window || window.pd != pd || !is_within(of.base, of.len, base, len) {
             return Err(Denied);
         }
-        *window = Entry { kind: Kind::Window { bound: Some((qp, mr)) }, key, pd, base, len, access };
+        let iova = of.iova.wrapping_add(base - of.base);
+        *window = Entry { kind: Kind::Window { bound: Some((qp, mr)) }, key, pd, base, iova, len, access };
         Ok(())
     }
 
@@ -166,7 +171,7 @@ impl Keys {
         }
     }
 
-    /// Whether a peer may do `need` to a range; `qp` is the queue pair that it asks over.
+    /// Where a range is that a peer may do `need` to; `qp` is the queue pair that it asks over.
     pub(super) fn check_remote(
         &self,
         key: u32,
@@ -175,42 +180,32 @@ impl Keys {
         address: u64,
         len: u64,
         need: MrAccess,
-    ) -> Result<(), Denied> {
+    ) -> Result<u64, Denied> {
         let entry = self.table.at(self.place(key));
         let is_its = match entry.kind {
             Kind::Mr => true,
             Kind::Window { bound: Some((of, _)) } => of == qp,
             _ => false,
         };
-        self.check(entry, is_its, key, pd, address, len, need)
+        let is_granted = is_its && entry.key == key && entry.pd == pd && entry.access.contains(need);
+        if is_granted && is_within(entry.iova, entry.len, address, len) {
+            Ok(entry.base.wrapping_add(address - entry.iova))
+        } else {
+            Err(Denied)
+        }
     }
 
     /// Whether a work request may use local memory.
     pub(super) fn check_local(&self, key: u32, pd: Pd, address: u64, len: u64, need: MrAccess) -> Result<(), Denied> {
-        if len == 0 {
-            return Ok(());
-        }
         let entry = self.table.at(self.place(key));
-        self.check(entry, entry.kind == Kind::Mr, key, pd, address, len, need)
-    }
-
-    fn check(
-        &self,
-        entry: &Entry,
-        is_its: bool,
-        key: u32,
-        pd: Pd,
-        address: u64,
-        len: u64,
-        need: MrAccess,
-    ) -> Result<(), Denied> {
-        let is_granted = is_its && entry.key == key && entry.pd == pd && entry.access.contains(need);
-        if is_granted && is_within(entry, address, len) { Ok(()) } else { Err(Denied) }
+        let is_mr = entry.kind == Kind::Mr && entry.key == key && entry.pd == pd && entry.access.contains(need);
+        let is_granted = is_mr && is_within(entry.base, entry.len, address, len);
+        if is_granted || len == 0 { Ok(()) } else { Err(Denied) }
     }
 }
 
-fn is_within(entry: &Entry, address: u64, len: u64) -> bool {
-    match (entry.len.checked_sub(len), address.checked_sub(entry.base)) {
+fn is_within(base: u64, limit: u64, address: u64, len: u64) -> bool {
+    match (limit.checked_sub(len), address.checked_sub(base)) {
         (Some(last), Some(offset)) => offset <= last,
         _ => false,
     }
@@ -237,9 +232,9 @@ mod tests {
         let mut random = Random::new(1);
         let (_arena, mut keys) = keys(&mut random);
         let at = 0x1000 as *mut u8;
-        let mr = keys.register(Pd(1), at, 100, MrAccess::MW_BIND | READ, &mut random).unwrap();
+        let mr = keys.register(Pd(1), at, 100, 0x5000, MrAccess::MW_BIND | READ, &mut random).unwrap();
         let window = keys.add_window(Pd(1), &mut random).unwrap();
-        assert_eq!(keys.check_remote(window, 7, Pd(1), 0x1000, 1, READ), Err(Denied), "not bound");
+        assert_eq!(keys.check_remote(window, 7, Pd(1), 0x5000, 1, READ), Err(Denied), "not bound");
         let bound = window & !0xff | (window + 1) & 0xff;
         // Out of the registration; of another domain; a right that needs the owner's.
         assert!(keys.bind(bound, 7, Pd(1), mr.lkey, (0x1000, 101), READ).is_err());
@@ -247,17 +242,17 @@ mod tests {
         assert!(keys.bind(bound, 7, Pd(1), mr.lkey, (0x1000, 10), MrAccess::REMOTE_WRITE).is_err());
         keys.bind(bound, 7, Pd(1), mr.lkey, (0x1008, 10), READ).unwrap();
         assert!(keys.bind(bound, 7, Pd(1), mr.lkey, (0x1008, 10), READ).is_err(), "bound already");
-        assert_eq!(keys.check_remote(bound, 7, Pd(1), 0x1008, 10, READ), Ok(()));
-        assert!(keys.check_remote(bound, 7, Pd(1), 0x1007, 1, READ).is_err());
-        assert!(keys.check_remote(bound, 8, Pd(1), 0x1008, 1, READ).is_err(), "another queue pair");
-        assert!(keys.check_remote(window, 7, Pd(1), 0x1008, 1, READ).is_err(), "an older variant");
+        assert_eq!(keys.check_remote(bound, 7, Pd(1), 0x5008, 10, READ), Ok(0x1008));
+        assert!(keys.check_remote(bound, 7, Pd(1), 0x5007, 1, READ).is_err());
+        assert!(keys.check_remote(bound, 8, Pd(1), 0x5008, 1, READ).is_err(), "another queue pair");
+        assert!(keys.check_remote(window, 7, Pd(1), 0x5008, 1, READ).is_err(), "an older variant");
         assert!(keys.check_local(bound, Pd(1), 0x1008, 1, MrAccess::empty()).is_err(), "a window is no local key");
         assert!(keys.invalidate(bound, 8).is_err());
         keys.invalidate(bound, 7).unwrap();
-        assert!(keys.check_remote(bound, 7, Pd(1), 0x1008, 1, READ).is_err());
+        assert!(keys.check_remote(bound, 7, Pd(1), 0x5008, 1, READ).is_err());
         keys.bind(bound, 7, Pd(1), mr.lkey, (0x1008, 10), READ).unwrap();
         assert!(keys.deregister(mr.lkey));
-        assert!(keys.check_remote(bound, 7, Pd(1), 0x1008, 1, READ).is_err(), "its memory is gone");
+        assert!(keys.check_remote(bound, 7, Pd(1), 0x5008, 1, READ).is_err(), "its memory is gone");
         assert!(keys.remove_window(window) && !keys.remove_window(window));
     }
 
@@ -271,7 +266,7 @@ mod tests {
             let mut gone: Vec<u32> = Vec::new();
             for (what, a, b) in steps {
                 match what {
-                    0 | 1 => match keys.register(Pd(1), a as *mut u8, b as usize, READ, &mut random) {
+                    0 | 1 => match keys.register(Pd(1), a as *mut u8, b as usize, a, READ, &mut random) {
                         Some(key) => {
                             prop_assert!(key.rkey != 0 && live.iter().all(|l| l.0 != key.rkey));
                             live.push((key.rkey, a, b));

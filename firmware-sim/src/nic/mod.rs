@@ -342,17 +342,24 @@ impl Nic {
         Pd(self.next_pd)
     }
 
-    /// Registers memory (ibv_reg_mr(3)); none if all keys are taken, or peers get a right that needs `LOCAL_WRITE`.
+    /// Registers memory that peers address from `iova` on (ibv_reg_mr_iova(3)); none if all keys are taken, or peers get a right that needs `LOCAL_WRITE`.
     ///
     /// # Safety
     /// The memory is valid until `dereg_mr` returned or the NIC was dropped; if peers get rights it is not reached by Rust
     /// references meanwhile.
-    pub unsafe fn reg_mr(&mut self, pd: Pd, base: *mut u8, len: usize, access: MrAccess) -> Option<MrKeys> {
+    pub unsafe fn reg_mr(
+        &mut self,
+        pd: Pd,
+        base: *mut u8,
+        len: usize,
+        iova: u64,
+        access: MrAccess,
+    ) -> Option<MrKeys> {
         let needs = MrAccess::REMOTE_WRITE | MrAccess::REMOTE_ATOMIC;
         if access.intersects(needs) && !access.contains(MrAccess::LOCAL_WRITE) {
             return None;
         }
-        self.keys.register(pd, base, len, access, &mut self.random)
+        self.keys.register(pd, base, len, iova, access, &mut self.random)
     }
 
     /// Ends a registration and the windows bound to it; false if there is none. Nothing touches the memory afterwards.

@@ -313,15 +313,15 @@ impl Nic {
         // At the beginning for all of it, later again for what comes: it may have been taken back.
         let range = if begins { len } else { bytes };
         let lenient = u64::from(self.has(Defect::BoundsOffByOne) && range > 0);
-        let is_granted = access.contains(MrAccess::REMOTE_WRITE)
-            && self
-                .keys
-                .check_remote(rkey, number, pd, address, u64::from(range) - lenient, MrAccess::REMOTE_WRITE)
-                .is_ok();
+        let granted = self
+            .keys
+            .check_remote(rkey, number, pd, address, u64::from(range) - lenient, MrAccess::REMOTE_WRITE)
+            .ok()
+            .filter(|_| access.contains(MrAccess::REMOTE_WRITE));
         // Nothing is written to nowhere, and that needs no key (IBTA volume 1, 9.7.4.1.3).
-        if !is_granted && len != 0 {
+        let Some(to) = granted.or((len == 0).then_some(0)) else {
             return self.refuse(place, Nak::RemoteAccess);
-        }
+        };
         if bytes != 0 {
             self.qps.at_mut(place).resp.writes += u64::from(begins);
             let write = self.qps.at(place).resp.writes;
@@ -330,7 +330,7 @@ impl Nic {
                 payload = payload.get(..payload.len() & !3).unwrap_or(payload);
             }
             // SAFETY: registered for writing by peers; `dereg_mr` finishes what is under way.
-            unsafe { self.placement.write(now, &mut self.random, number, write, address, payload) };
+            unsafe { self.placement.write(now, &mut self.random, number, write, to, payload) };
         }
         let (address, left) = (address.wrapping_add(u64::from(bytes)), left - bytes);
         self.qps.at_mut(place).resp.message =
@@ -375,18 +375,17 @@ impl Nic {
         if self.config.weakness.no_atomics || !header.address.is_multiple_of(8) {
             return self.refuse(place, Nak::InvalidRequest);
         }
-        let is_granted = access.contains(MrAccess::REMOTE_ATOMIC)
-            && self.keys.check_remote(header.rkey, number, pd, header.address, 8, MrAccess::REMOTE_ATOMIC).is_ok();
-        if !is_granted {
+        let granted = self.keys.check_remote(header.rkey, number, pd, header.address, 8, MrAccess::REMOTE_ATOMIC);
+        let Some(at) = granted.ok().filter(|at| access.contains(MrAccess::REMOTE_ATOMIC) && at.is_multiple_of(8)) else {
             return self.refuse(place, Nak::RemoteAccess);
-        }
+        };
         if !self.has_room_for_answer(place) {
             return self.refuse(place, Nak::InvalidRequest);
         }
         self.placement.finish_qp(number);
-        self.placement.finish_range(header.address, 8);
+        self.placement.finish_range(at, 8);
         // SAFETY: eight bytes, aligned, registered for atomics by peers.
-        let word = unsafe { copy::word(header.address) };
+        let word = unsafe { copy::word(at) };
         let old = if self.config.weakness.delay.is_some() {
             // Atomic against this NIC alone: what is read now is written later (IBV_ATOMIC_HCA).
             let old = word.load(Ordering::Relaxed);
@@ -400,7 +399,7 @@ impl Nic {
                 // SAFETY: as above; `dereg_mr` finishes what is under way.
                 unsafe {
                     let bytes = new.to_ne_bytes();
-                    self.placement.write(now, &mut self.random, number, write, header.address, &bytes);
+                    self.placement.write(now, &mut self.random, number, write, at, &bytes);
                 }
             }
             old
@@ -473,9 +472,13 @@ impl Nic {
                 let Some(slot) = found else { return };
                 let at = self.resource_place(place, slot);
                 if self.has(Defect::AtomicAnswerNotKept) && is_atomic {
-                    // SAFETY: it was checked when it was executed; for tests.
-                    let word = unsafe { copy::word(self.resources.at(at).address) };
-                    self.resources.at_mut(at).atomic = Some(word.load(Ordering::Relaxed));
+                    let (number, pd, resource) = (self.qps.at(place).number, self.qps.at(place).pd, self.resources.at(at));
+                    let need = MrAccess::REMOTE_ATOMIC;
+                    if let Ok(word) = self.keys.check_remote(resource.rkey, number, pd, resource.address, 8, need) {
+                        // SAFETY: registered, and it was found aligned when it was executed.
+                        let now = unsafe { copy::word(word) }.load(Ordering::Relaxed);
+                        self.resources.at_mut(at).atomic = Some(now);
+                    }
                 }
                 let qp = self.qps.at_mut(place);
                 let asked = header.length.div_ceil(qp.mtu).max(1);
@@ -529,21 +532,18 @@ impl Nic {
                 let count = (answer.end - answer.from) as u32;
                 header.opcode = Opcode::of_read((answer.next - answer.from) as u32, count);
                 let from = resource.address.wrapping_add(u64::from(offset));
-                let is_granted = payload == 0
-                    || self
-                        .keys
-                        .check_remote(resource.rkey, number, pd, from, payload as u64, MrAccess::REMOTE_READ)
-                        .is_ok();
+                let granted =
+                    self.keys.check_remote(resource.rkey, number, pd, from, payload as u64, MrAccess::REMOTE_READ);
                 let at = header.opcode.header_bytes();
                 let to = buffer.get_mut(at..at + payload)?;
-                if !is_granted {
+                let Some(from) = granted.ok().or((payload == 0).then_some(0)) else {
                     // It was taken back while it was read.
                     let resp = &mut self.qps.at_mut(place).resp;
                     resp.answers.clear();
                     resp.expected = answer.next;
                     self.refuse(place, Nak::RemoteAccess);
                     return self.transmit_response(place, buffer);
-                }
+                };
                 self.placement.finish_qp(number);
                 if payload != 0 {
                     // SAFETY: registered for reading by peers; `to` has as many bytes.
