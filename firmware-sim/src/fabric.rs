@@ -537,8 +537,8 @@ impl Net {
             let len = self.random.below(parcel.bytes.len() as u32) as usize;
             parcel.bytes.truncate(len);
         }
-        let is_apart = self.now < self.apart_until
-            && (self.apart >> (parcel.from % 64) ^ self.apart >> (parcel.to % 64)) & 1 != 0;
+        let is_apart =
+            self.now < self.apart_until && (self.apart >> (parcel.from % 64) ^ self.apart >> (parcel.to % 64)) & 1 != 0;
         let link = &mut self.wires[wire];
         let starts = self.now.max(link.free_at).max(link.stands_until);
         let takes = parcel.bytes.len() as u64 * self.config.ps_per_byte / 1000;

@@ -4,9 +4,7 @@ use core::net::IpAddr;
 
 use verbring_slab::Arena;
 use verbring_sys::DeviceError;
-use verbring_sys::rnic::{
-    AsyncEvent, MrAccess, MrKeys, PostError, QpAddress, RecvWr, Rnic, RnicCaps, RnicWc, SendWr,
-};
+use verbring_sys::rnic::{AsyncEvent, MrAccess, MrKeys, PostError, QpAddress, RecvWr, Rnic, RnicCaps, RnicWc, SendWr};
 
 use crate::nic::{Nic, NicConfig, Pd, Transition};
 use crate::packet::{Ip, MAX_PACKET};

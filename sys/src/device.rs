@@ -132,6 +132,8 @@ pub struct Granted {
     pub len: u64,
     /// Whether the mapping allows writing.
     pub writable: bool,
+    /// Whether both sides can do atomics on it.
+    pub atomics: bool,
 }
 
 /// What happened on the control side.
@@ -146,6 +148,12 @@ pub enum Event {
         node: u64,
         /// Whether the peer connected to us.
         incoming: bool,
+        /// Our number of the connection.
+        epoch: u32,
+        /// The peer's: what `connect` is told when this connection is to be replaced.
+        peer_epoch: u32,
+        /// Our number of an earlier connection that this one replaces, as the peer says; 0: none.
+        replaces: u32,
     },
     /// The peer's engine said something.
     Message {
@@ -211,6 +219,8 @@ pub enum DeviceError {
     Closed,
     /// The other side's process died.
     Died,
+    /// The other side's NIC does not answer.
+    NoAnswer,
     /// A table is full.
     Full {
         /// Which one.
@@ -257,6 +267,10 @@ impl fmt::Display for DeviceError {
             TimedOut => f.write_str("the handshake was not answered in time; does the other side call control()?"),
             Closed => f.write_str("the other side closed the connection; connect again when it is back"),
             Died => f.write_str("the other side's process died; connect again when it is back"),
+            NoAnswer => f.write_str(
+                "the other side's NIC does not answer: its host, its process or the network is down; connect again when \
+                 it is back",
+            ),
             Full { what, limit } => write!(f, "all {limit} {what} are in use; give one up, or configure more"),
             NotShareable => {
                 f.write_str("this memory cannot be reached by peers over this device; register a shared Region instead")
@@ -311,8 +325,9 @@ pub unsafe trait Device {
     /// byte of it, and what it read is not reported as success.
     fn revoke(&mut self, mr: Mr) -> Result<(), DeviceError>;
 
-    /// Starts a connection; [`Event::Up`] or [`Event::Down`] follows.
-    fn connect(&mut self, address: &str, now: u64) -> Result<Link, DeviceError>;
+    /// Starts a connection; [`Event::Up`] or [`Event::Down`] follows. `replaces` is the peer's number of an earlier
+    /// connection that this one takes the place of; 0: none.
+    fn connect(&mut self, address: &str, replaces: u32, now: u64) -> Result<Link, DeviceError>;
 
     /// Ends a connection, at once and without asking the peer. What is pending on it ends without a [`Wc`].
     fn disconnect(&mut self, link: Link);
@@ -359,7 +374,7 @@ pub unsafe trait Device {
     unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted;
 
     /// Rings the doorbell for what was posted; once a batch.
-    fn ring(&mut self);
+    fn ring(&mut self, now: u64);
 
     /// Makes progress, and writes completions to the front of `wcs`: how many.
     fn poll(&mut self, now: u64, wcs: &mut [Wc]) -> usize;

@@ -11,6 +11,7 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod channel;
 pub mod copy;
 #[cfg(feature = "std")]
 pub mod cpu;
@@ -20,6 +21,8 @@ mod device;
 pub mod lane;
 pub mod local;
 mod mrs;
+#[cfg(feature = "std")]
+pub mod rc;
 pub mod rnic;
 #[cfg(feature = "shm")]
 pub mod shm;

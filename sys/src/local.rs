@@ -200,7 +200,8 @@ impl Local {
         let connection = self.links.get_mut(index)?.as_mut()?;
         if !connection.is_announced {
             connection.is_announced = true;
-            return Some(Event::Up { link, node: connection.peer, incoming: connection.incoming });
+            let (node, incoming) = (connection.peer, connection.incoming);
+            return Some(Event::Up { link, node, incoming, epoch: 0, peer_epoch: 0, replaces: 0 });
         }
         let packet = connection.wire.control[connection.side].lock().pop_front();
         if let Some(packet) = packet {
@@ -214,7 +215,7 @@ impl Local {
                 if let Some(place) = self.imports.get_mut(rkey as usize) {
                     *place = Some(grant.memory);
                 }
-                Some(Granted { rkey, base: base.as_ptr() as u64, len: len as u64, writable })
+                Some(Granted { rkey, base: base.as_ptr() as u64, len: len as u64, writable, atomics: true })
             });
             return Some(Event::Message { link, message: packet.message, granted });
         }
@@ -248,7 +249,7 @@ unsafe impl Device for Local {
         Ok(())
     }
 
-    fn connect(&mut self, _address: &str, _now: u64) -> Result<Link, DeviceError> {
+    fn connect(&mut self, _address: &str, _replaces: u32, _now: u64) -> Result<Link, DeviceError> {
         Err(DeviceError::NotSupported("connect by name: local devices are joined by Local::join"))
     }
 
@@ -323,7 +324,7 @@ unsafe impl Device for Local {
     }
 
     #[inline(always)]
-    fn ring(&mut self) {}
+    fn ring(&mut self, _now: u64) {}
 
     #[inline(always)]
     fn poll(&mut self, _now: u64, wcs: &mut [Wc]) -> usize {

@@ -19,10 +19,10 @@ use std::vec::Vec;
 
 use verbring_slab::{Arena, ArenaFull, Table};
 
-use crate::channel::{self, Channel, GREETING_BYTES, Grant, Heard, Medium, PACKET_BYTES, Packet, Reason};
+use crate::channel::{Body, Channel, GREETING_BYTES, Grant, Heard, Medium, PACKET_BYTES, Packet, Reason};
 use crate::rnic::{
-    AsyncEvent, MrAccess, MrKeys, PostError, QpAddress, RecvWr, Rnic, RnicCaps, RnicWc, SendFlags, SendOp, SendWr, WcOp,
-    WcStatus,
+    AsyncEvent, MrAccess, MrKeys, PostError, QpAddress, RecvWr, Rnic, RnicCaps, RnicWc, SendFlags, SendOp, SendWr,
+    WcOp, WcStatus,
 };
 use crate::{
     CLASSES, Cancel, Caps, Device, DeviceError, Domain, Event, Granted, Level, Link, Memory, Message, Mr, Posted, Qp,
@@ -232,7 +232,14 @@ struct Connection<R> {
     route: R,
     incoming: bool,
     is_up: bool,
+    /// Our epoch of the connection that it replaces, as the peer says; 0: none.
+    replaces: u32,
+    addresses: [QpAddress; CLASSES],
+    /// The peer's NIC does.
+    does_atomics: bool,
     line: MrKeys,
+    /// What the carrier did not take.
+    unsent: Option<[u8; PACKET_BYTES]>,
     lost: Option<DeviceError>,
     is_told: bool,
 }
@@ -839,5 +846,602 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         let (base, len) = memory.range();
         // SAFETY: the caller's promise.
         unsafe { rnic.reg_mr(base.as_ptr(), len, access) }.map(Some)
+    }
+}
+
+/// What a device says in the handshake.
+///
+/// ```text
+/// offset  bytes  what
+///      0   2 x 8  for each class: number of its queue pair, first sequence number
+///     16       8  address of the line, as the other side names it
+///     24       4  its key
+///     28       4  bytes of a payload at most
+///     32       1  reads and atomics that are answered at one time
+///     33       1  bit 0: it does atomics
+///     36      16  address of its port, IPv4 mapped
+/// ```
+/// Little-endian; the rest is zero, and is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Greeting {
+    addresses: [QpAddress; CLASSES],
+    line: u64,
+    line_key: u32,
+    atomics: bool,
+}
+
+impl Greeting {
+    fn encode(&self) -> [u8; GREETING_BYTES] {
+        let mut bytes = [0; GREETING_BYTES];
+        for (class, address) in self.addresses.iter().enumerate() {
+            bytes[8 * class..8 * class + 4].copy_from_slice(&address.qp.to_le_bytes());
+            bytes[8 * class + 4..8 * class + 8].copy_from_slice(&address.psn.to_le_bytes());
+        }
+        let [QpAddress { ip, mtu, max_rd_atomic, .. }, _] = self.addresses;
+        bytes[16..24].copy_from_slice(&self.line.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.line_key.to_le_bytes());
+        bytes[28..32].copy_from_slice(&mtu.to_le_bytes());
+        (bytes[32], bytes[33]) = (max_rd_atomic, u8::from(self.atomics));
+        let ip = match ip {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        bytes[36..52].copy_from_slice(&ip.octets());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Greeting> {
+        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut ip = [0; 16];
+        ip.copy_from_slice(&bytes[36..52]);
+        let ip = core::net::Ipv6Addr::from(ip);
+        let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+        let (mtu, max_rd_atomic) = (u32_at(28), bytes[32]);
+        if !matches!(mtu, 256 | 512 | 1024 | 2048 | 4096) {
+            return None;
+        }
+        let addresses = core::array::from_fn(|class| QpAddress {
+            ip,
+            qp: u32_at(8 * class),
+            psn: u32_at(8 * class + 4),
+            mtu,
+            max_rd_atomic,
+        });
+        let line = u64::from(u32_at(16)) | u64::from(u32_at(20)) << 32;
+        let greeting = Greeting { addresses, line, line_key: u32_at(24), atomics: bytes[33] & 1 != 0 };
+        (greeting.encode() == *bytes).then_some(greeting)
+    }
+}
+
+impl<N: Rnic, C: Carrier> RcDevice<N, C> {
+    /// A place for a connection, with its queue pairs: its greeting. What was made goes again if something is missing.
+    fn prepare(&mut self) -> Result<(Link, MrKeys, Greeting), DeviceError> {
+        let full = DeviceError::Full { what: "connections", limit: self.links.len() as u32 };
+        let link = Link(self.links.iter().position(Option::is_none).ok_or(full)? as u32);
+        let line = self.line(link);
+        // SAFETY: a line of the device's memory, which no peer reaches yet.
+        unsafe { line.write_bytes(0, LINE) };
+        let access = MrAccess::LOCAL_WRITE | MrAccess::REMOTE_WRITE | MrAccess::REMOTE_READ;
+        // SAFETY: it lies in the arena, and ends with the connection.
+        let keys = unsafe { self.rnic.reg_mr(line, LINE, access) }?;
+        let mut addresses = Vec::new();
+        for _ in 0..CLASSES {
+            match self.rnic.create_qp() {
+                Ok(address) => addresses.push(address),
+                Err(error) => {
+                    for address in addresses {
+                        self.rnic.destroy_qp(address.qp);
+                    }
+                    let _ = self.rnic.dereg_mr(keys);
+                    return Err(error);
+                }
+            }
+        }
+        let addresses: [QpAddress; CLASSES] = core::array::from_fn(|class| addresses[class]);
+        for (class, address) in addresses.iter().enumerate() {
+            let queue = self.queue_of(link, class);
+            *self.queues.at_mut(queue) = Queue { qp: address.qp, down: Some(Status::NotReady), ..FREE };
+            for slot in 0..DEPTH {
+                self.post_message_room(queue, slot);
+            }
+        }
+        let greeting = Greeting { addresses, line: keys.iova, line_key: keys.rkey, atomics: self.rnic_caps.atomics };
+        Ok((link, keys, greeting))
+    }
+
+    fn new_epoch(&mut self) -> u32 {
+        self.next_epoch = self.next_epoch.wrapping_add(1).max(1);
+        self.next_epoch
+    }
+
+    /// Connects the queue pairs of a connection to what the peer said.
+    fn join(&mut self, link: Link, greeting: &[u8; GREETING_BYTES]) -> Result<(), DeviceError> {
+        let Some(Some(connection)) = self.links.get(link.0 as usize) else { return Err(DeviceError::NoSuchLink) };
+        let theirs = Greeting::decode(greeting).ok_or(DeviceError::Protocol("what its device says makes no sense"))?;
+        // Packets would go to somebody who did not ask for them.
+        if self.carrier.peer_ip(connection.route).is_some_and(|ip| ip != theirs.addresses[0].ip) {
+            return Err(DeviceError::Protocol("its NIC is at another address than itself"));
+        }
+        let own = connection.addresses;
+        for (class, (own, peer)) in own.iter().zip(&theirs.addresses).enumerate() {
+            self.rnic.connect_qp(own, peer)?;
+            let queue = self.queue_of(link, class);
+            let q = self.queues.at_mut(queue);
+            (q.down, q.theirs, q.their_key) = (None, theirs.line, theirs.line_key);
+        }
+        if let Some(Some(connection)) = self.links.get_mut(link.0 as usize) {
+            connection.does_atomics = theirs.atomics;
+        }
+        Ok(())
+    }
+
+    /// Everything that came over the carrier, or is due.
+    fn carry(&mut self, now: u64) {
+        // A peer that talks without end does not keep the caller here.
+        for _ in 0..256 {
+            match self.carrier.receive(now) {
+                Some(Arrival::Packet { route, bytes }) => self.hear(now, route, &bytes),
+                Some(Arrival::Closed { route, cause }) => {
+                    for link in 0..self.links.len() as u32 {
+                        if self.links[link as usize].as_ref().is_some_and(|c| c.route == route) {
+                            self.end(Link(link), cause);
+                        }
+                    }
+                }
+                None => break,
+            }
+        }
+        while let Some(event) = self.rnic.async_event() {
+            let (AsyncEvent::QpFatal { qp } | AsyncEvent::QpRequestError { qp } | AsyncEvent::QpAccessError { qp }) =
+                event
+            else {
+                continue;
+            };
+            let queue = self.queues.iter().position(|q| q.qp == qp);
+            if let Some(queue) = queue {
+                self.lose(self.link_of(queue as u32), DeviceError::Protocol("a request that its NIC may not make"));
+            }
+        }
+        for link in (0..self.links.len() as u32).map(Link) {
+            let Some(Some(connection)) = self.links.get_mut(link.0 as usize) else { continue };
+            if connection.lost.is_some() {
+                continue;
+            }
+            if let Err(cause) = connection.channel.handle_timeout(now) {
+                self.end(link, cause);
+                continue;
+            }
+            self.talk(link, now);
+        }
+        for link in (0..self.links.len() as u32).map(Link) {
+            let Some(Some(connection)) = self.links.get_mut(link.0 as usize) else { continue };
+            if let (Some(cause), false) = (connection.lost, connection.is_told) {
+                connection.is_told = true;
+                self.events.push_back(Event::Down { link, cause });
+            }
+        }
+    }
+
+    /// A connection is over, up or not.
+    fn end(&mut self, link: Link, cause: DeviceError) {
+        let Some(Some(connection)) = self.links.get(link.0 as usize) else { return };
+        if connection.incoming && !connection.is_up {
+            // Nobody was told of it.
+            self.disconnect(link);
+        } else {
+            self.lose(link, cause);
+        }
+    }
+
+    /// Sends what a connection's channel has to say.
+    fn talk(&mut self, link: Link, now: u64) {
+        loop {
+            let Some(Some(connection)) = self.links.get_mut(link.0 as usize) else { return };
+            let next = connection.unsent.take().or_else(|| connection.channel.poll_transmit(now).map(|p| p.encode()));
+            let Some(bytes) = next else { return };
+            let route = connection.route;
+            match self.carrier.send(route, &bytes, now) {
+                Ok(true) => {}
+                Ok(false) => {
+                    connection.unsent = Some(bytes);
+                    return;
+                }
+                Err(cause) => return self.end(link, cause),
+            }
+        }
+    }
+
+    /// A packet came.
+    fn hear(&mut self, now: u64, route: C::Route, bytes: &[u8]) {
+        let is_stream = self.carrier.medium() == Medium::Stream;
+        let packet = match Packet::decode(bytes) {
+            Ok(packet) => packet,
+            Err(cause) => {
+                if let DeviceError::Version { .. } = cause {
+                    self.reject(now, route, 0, Reason::Version);
+                }
+                if is_stream {
+                    self.end_route(route, cause);
+                }
+                return;
+            }
+        };
+        let found = self.links.iter().position(|c| {
+            c.as_ref().is_some_and(|c| {
+                let is_of_it = c.channel.epoch() == packet.to;
+                let is_again = matches!(packet.body, Body::Hello { .. }) && c.channel.is_answer_to(&packet);
+                c.route == route && (is_of_it || is_again)
+            })
+        });
+        let Some(index) = found else {
+            match packet.body {
+                Body::Hello { replaces, greeting } => self.welcome(now, route, &packet, replaces, &greeting),
+                // Another version's, which does not know our epochs.
+                Body::Reject(reason) if is_stream => self.end_route(route, reason.cause(packet.version)),
+                _ => {
+                    if let Some(answer) = packet.stranger(self.node) {
+                        let _ = self.carrier.send(route, &answer.encode(), now);
+                    }
+                }
+            }
+            return;
+        };
+        let link = Link(index as u32);
+        let Some(Some(connection)) = self.links.get_mut(index) else { return };
+        if connection.lost.is_some() {
+            return;
+        }
+        match connection.channel.handle(now, &packet) {
+            Err(cause) => self.end(link, cause),
+            Ok(None) => {}
+            Ok(Some(Heard::Welcome { greeting })) => match self.join(link, &greeting) {
+                Ok(()) => self.came_up(link),
+                Err(cause) => self.end(link, cause),
+            },
+            Ok(Some(Heard::Ready)) => self.came_up(link),
+            Ok(Some(Heard::Message { message, grant })) => {
+                let granted = grant.map(|grant| Granted {
+                    rkey: grant.key,
+                    base: grant.base,
+                    len: grant.len,
+                    writable: grant.writable,
+                    atomics: connection.does_atomics && self.rnic_caps.atomics,
+                });
+                self.events.push_back(Event::Message { link, message, granted });
+            }
+        }
+    }
+
+    fn came_up(&mut self, link: Link) {
+        let Some(Some(connection)) = self.links.get_mut(link.0 as usize) else { return };
+        connection.is_up = true;
+        let (node, incoming, epoch) = (connection.channel.peer(), connection.incoming, connection.channel.epoch());
+        let (peer_epoch, replaces) = (connection.channel.peer_epoch(), connection.replaces);
+        self.events.push_back(Event::Up { link, node, incoming, epoch, peer_epoch, replaces });
+    }
+
+    fn end_route(&mut self, route: C::Route, cause: DeviceError) {
+        for link in (0..self.links.len() as u32).map(Link) {
+            if self.links[link.0 as usize].as_ref().is_some_and(|c| c.route == route) {
+                self.end(link, cause);
+            }
+        }
+        self.carrier.close(route);
+    }
+
+    fn reject(&mut self, now: u64, route: C::Route, to: u32, reason: Reason) {
+        let packet = Packet::new(self.node, 0, to, 0, Body::Reject(reason));
+        let _ = self.carrier.send(route, &packet.encode(), now);
+    }
+
+    /// Somebody wants to connect.
+    fn welcome(&mut self, now: u64, route: C::Route, hello: &Packet, replaces: u32, greeting: &[u8; GREETING_BYTES]) {
+        self.evict_silent();
+        let Ok((link, line, ours)) = self.prepare() else {
+            return self.reject(now, route, hello.from, Reason::Full);
+        };
+        let epoch = self.new_epoch();
+        let channel = Channel::accept(hello, self.node, epoch, ours.encode(), self.carrier.medium(), now);
+        self.links[link.0 as usize] = Some(Connection {
+            channel,
+            route,
+            incoming: true,
+            is_up: false,
+            replaces,
+            addresses: ours.addresses,
+            does_atomics: false,
+            line,
+            unsent: None,
+            lost: None,
+            is_told: false,
+        });
+        match self.join(link, greeting) {
+            Ok(()) => self.talk(link, now),
+            Err(cause) => self.end(link, cause),
+        }
+    }
+
+    /// Connections that others began, and that say nothing, must not take every place: the oldest makes room.
+    fn evict_silent(&mut self) {
+        let silent = |c: &Connection<C::Route>| c.incoming && !c.is_up;
+        let count = self.links.iter().flatten().filter(|c| silent(c)).count();
+        let oldest = self.links.iter().enumerate().filter_map(|(i, c)| {
+            let connection = c.as_ref().filter(|c| silent(c))?;
+            Some((connection.channel.poll_timeout(), i))
+        });
+        if count * 2 >= self.links.len()
+            && let Some((_, oldest)) = oldest.min()
+        {
+            self.disconnect(Link(oldest as u32));
+        }
+    }
+}
+
+// SAFETY: each work request is in one place (waiting here, with the NIC, or ended), and only the NIC touches its memory,
+// as `Rnic` promises; a message is copied when its receive ends.
+unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn register(&mut self, memory: Memory, rights: Rights) -> Result<Mr, DeviceError> {
+        let place = match self.mrs.iter().position(Option::is_none) {
+            Some(place) => place,
+            None if self.mrs.len() < MAX_MRS => {
+                self.mrs.push(None);
+                self.mrs.len() - 1
+            }
+            None => return Err(DeviceError::Full { what: "memory registrations", limit: MAX_MRS as u32 }),
+        };
+        let (base, len) = memory.range();
+        // SAFETY: the caller's promise.
+        let local = unsafe { self.rnic.reg_mr(base.as_ptr(), len, MrAccess::LOCAL_WRITE) }?;
+        // SAFETY: as above.
+        match unsafe { Self::register_remote(&mut self.rnic, &memory, rights) } {
+            Ok(remote) => {
+                self.mrs[place] = Some(Registration { memory, rights, local, remote });
+                Ok(Mr(place as u32))
+            }
+            Err(error) => {
+                let _ = self.rnic.dereg_mr(local);
+                Err(error)
+            }
+        }
+    }
+
+    fn deregister(&mut self, mr: Mr) -> Result<(), DeviceError> {
+        let Registration { local, remote, .. } = *self.registration(mr)?;
+        if let Some(remote) = remote {
+            self.rnic.dereg_mr(remote)?;
+        }
+        self.rnic.dereg_mr(local)?;
+        self.mrs[mr.0 as usize] = None;
+        Ok(())
+    }
+
+    fn revoke(&mut self, mr: Mr) -> Result<(), DeviceError> {
+        let registration = self.registration(mr)?;
+        let (memory, rights) = (registration.memory.clone(), registration.rights);
+        let Some(old) = registration.remote.take() else { return Ok(()) };
+        self.rnic.dereg_mr(old)?;
+        // SAFETY: as it was registered; the registration keeps the memory.
+        let fresh = unsafe { Self::register_remote(&mut self.rnic, &memory, rights) }?;
+        self.registration(mr)?.remote = fresh;
+        Ok(())
+    }
+
+    fn connect(&mut self, address: &str, replaces: u32, now: u64) -> Result<Link, DeviceError> {
+        let route = self.carrier.open(address, now)?;
+        let (link, line, ours) = match self.prepare() {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                self.carrier.close(route);
+                return Err(error);
+            }
+        };
+        let epoch = self.new_epoch();
+        let channel = Channel::connect(self.node, epoch, replaces, ours.encode(), self.carrier.medium(), now);
+        self.links[link.0 as usize] = Some(Connection {
+            channel,
+            route,
+            incoming: false,
+            is_up: false,
+            replaces: 0,
+            addresses: ours.addresses,
+            does_atomics: false,
+            line,
+            unsent: None,
+            lost: None,
+            is_told: false,
+        });
+        self.talk(link, now);
+        Ok(link)
+    }
+
+    fn disconnect(&mut self, link: Link) {
+        let Some(connection) = self.links.get_mut(link.0 as usize).and_then(Option::take) else { return };
+        for class in 0..CLASSES {
+            let queue = self.queue_of(link, class);
+            let qp = self.queues.at(queue).qp;
+            self.rnic.destroy_qp(qp);
+            *self.queues.at_mut(queue) = FREE;
+            *self.busy.at_mut(queue / 64) &= !(1 << (queue % 64));
+        }
+        let _ = self.rnic.dereg_mr(connection.line);
+        let _ = self.carrier.send(connection.route, &connection.channel.bye().encode(), self.now);
+        self.carrier.close(connection.route);
+        self.events.retain(|event| {
+            let (Event::Message { link: of, .. } | Event::Down { link: of, .. } | Event::Up { link: of, .. }) = event;
+            *of != link
+        });
+    }
+
+    fn qp(&self, link: Link, class: usize) -> Qp {
+        Qp(self.queue_of(link, class))
+    }
+
+    fn send(&mut self, link: Link, message: &Message, grant: Option<Mr>) -> Result<(), DeviceError> {
+        let grant = match grant {
+            None => None,
+            Some(mr) => {
+                let registration = self.registration(mr)?;
+                let keys = registration.remote.ok_or(DeviceError::NotShareable)?;
+                let len = registration.memory.range().1 as u64;
+                let writable = registration.rights.intersects(Rights::WRITE | Rights::ATOMIC);
+                Some(Grant { key: keys.rkey, epoch: 0, base: keys.iova, len, writable })
+            }
+        };
+        let connection = self.links.get_mut(link.0 as usize).and_then(Option::as_mut);
+        let connection = connection.filter(|c| c.is_up && c.lost.is_none()).ok_or(DeviceError::NoSuchLink)?;
+        if let Err(cause) = connection.channel.send(message, grant) {
+            self.lose(link, cause);
+            return Err(cause);
+        }
+        self.talk(link, self.now);
+        Ok(())
+    }
+
+    fn keep(&mut self, _rkey: u32) {}
+
+    fn release(&mut self, _rkey: u32) {}
+
+    fn control(&mut self, now: u64) -> Option<Event> {
+        self.now = self.now.max(now);
+        if self.events.is_empty() {
+            self.carry(now);
+        }
+        self.events.pop_front()
+    }
+
+    unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted {
+        let queue = qp.0 & (self.queues.capacity() - 1);
+        let q = self.queues.at_mut(queue);
+        if q.qp == 0 {
+            return Posted::Refused(Status::PeerUnknown);
+        }
+        if let Some(status) = q.down {
+            return Posted::Refused(status);
+        }
+        if wr.op == WrOp::Recv {
+            if q.receives.len == DEPTH {
+                return Posted::Full;
+            }
+            let at = q.receives.push() % DEPTH;
+            if q.surplus != 0 {
+                q.surplus -= 1;
+            } else {
+                q.granted = q.granted.wrapping_add(1);
+            }
+            *self.receives.at_mut(queue * DEPTH + at) = Receive { wr_id: wr.wr_id, local: wr.local, room: wr.len };
+            self.set_busy(queue);
+            return Posted::Pending;
+        }
+        if q.waiting.len == 0 && wr.op != WrOp::Swap {
+            match self.give(queue, wr) {
+                Given::Yes => return Posted::Pending,
+                Given::Refused(status) => return Posted::Refused(status),
+                Given::NotYet => {}
+            }
+        }
+        let q = self.queues.at_mut(queue);
+        if q.waiting.len == DEPTH {
+            return Posted::Full;
+        }
+        let at = q.waiting.push() % DEPTH;
+        *self.waiting.at_mut(queue * DEPTH + at) = *wr;
+        self.set_busy(queue);
+        Posted::Pending
+    }
+
+    fn ring(&mut self, now: u64) {
+        self.now = self.now.max(now);
+        if core::mem::take(&mut self.must_ring) {
+            self.rnic.ring(now);
+        }
+    }
+
+    fn poll(&mut self, now: u64, wcs: &mut [Wc]) -> usize {
+        self.now = self.now.max(now);
+        let empty = RnicWc {
+            wr_id: 0,
+            status: WcStatus::Success,
+            op: WcOp::Send,
+            qp: 0,
+            byte_len: 0,
+            imm: None,
+            vendor_err: 0,
+        };
+        let mut ended = [empty; 16];
+        let mut count = 0;
+        while count < wcs.len() {
+            // Each of the NIC's completions ends one operation at most.
+            let room = (wcs.len() - count).min(ended.len());
+            let found = self.rnic.poll(now, &mut ended[..room]);
+            for wc in ended.iter().take(found) {
+                if let Some(wc) = self.completed(wc)
+                    && let Some(place) = wcs.get_mut(count)
+                {
+                    *place = wc;
+                    count += 1;
+                }
+            }
+            if found < room {
+                break;
+            }
+        }
+        for word in 0..self.busy.capacity() {
+            let mut bits = *self.busy.at(word);
+            while bits != 0 && count < wcs.len() {
+                let queue = word * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                self.work(queue, wcs, &mut count);
+            }
+        }
+        self.ring(now);
+        count
+    }
+
+    fn cancel(&mut self, qp: Qp, wr_id: u64) -> Cancel {
+        let queue = qp.0 & (self.queues.capacity() - 1);
+        let Queue { waiting, receives, swap, .. } = *self.queues.at(queue);
+        for i in 0..waiting.len {
+            let at = |i: u32| queue * DEPTH + waiting.first.wrapping_add(i) % DEPTH;
+            // The head may have begun: a swap that looked.
+            if self.waiting.at(at(i)).wr_id != wr_id || (i == 0 && swap != Swap::None) {
+                continue;
+            }
+            for j in i..waiting.len - 1 {
+                *self.waiting.at_mut(at(j)) = *self.waiting.at(at(j + 1));
+            }
+            self.queues.at_mut(queue).waiting.len -= 1;
+            return Cancel::NotStarted;
+        }
+        for i in 0..receives.len {
+            let at = |i: u32| queue * DEPTH + receives.first.wrapping_add(i) % DEPTH;
+            if self.receives.at(at(i)).wr_id != wr_id {
+                continue;
+            }
+            for j in i..receives.len - 1 {
+                *self.receives.at_mut(at(j)) = *self.receives.at(at(j + 1));
+            }
+            let q = self.queues.at_mut(queue);
+            q.receives.len -= 1;
+            // It was told, and a message for it may be on its way: the next receive takes that.
+            q.surplus += 1;
+            return Cancel::NotStarted;
+        }
+        Cancel::Unable
+    }
+
+    fn down(&self, qp: Qp) -> Option<Status> {
+        self.queues.at(qp.0).down
+    }
+}
+
+impl<N: Rnic, C: Carrier> Drop for RcDevice<N, C> {
+    fn drop(&mut self) {
+        for link in 0..self.links.len() as u32 {
+            self.disconnect(Link(link));
+        }
     }
 }

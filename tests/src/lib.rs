@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbring::{
-    Arena, Completion, Config, Device, Engine, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm,
-    ShmOptions, SizeClass, Window, open_with,
+    Arena, Completion, Config, Device, Engine, Level, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm,
+    ShmOptions, SizeClass, Sqe, Status, Window, open_with,
 };
+use verbring_sim::device::{FabricDevice, FabricOptions};
+use verbring_sim::fabric::{Fabric, FabricConfig};
 use verbring_sys::local::{Local, WireRef};
 use verbring_sys::{Deferred, Faults};
 
@@ -31,6 +33,8 @@ pub struct World<D: Device> {
     pub ba: PeerId,
     /// Virtual time.
     pub now: u64,
+    /// Where `a` finds `b`; empty where that has no name.
+    pub address: String,
 }
 
 /// Sizes that fill up soon.
@@ -97,7 +101,19 @@ pub fn shm(config: Config) -> World<Shm> {
     let (mut a, b) = (shm_engine(config), shm_engine(config));
     let name = b.device().name().to_string();
     a.connect(&name, 0).expect("a connection");
-    World::meet(a, b)
+    World { address: name, ..World::meet(a, b) }
+}
+
+/// Two engines at the first two nodes of a network.
+pub fn on_fabric(config: Config, network: FabricConfig, options: FabricOptions) -> World<FabricDevice> {
+    let fabric = Fabric::new(network);
+    let device = |node| {
+        let fabric = fabric.clone();
+        move |node_id| fabric.device(node, node_id, network.seed, options).expect("a device on the fabric")
+    };
+    let (mut a, b) = (engine(config, device(0)), engine(config, device(1)));
+    a.connect(&Fabric::address(1), 0).expect("a connection");
+    World { address: Fabric::address(1), ..World::meet(a, b) }
 }
 
 impl<D: Device> World<D> {
@@ -113,7 +129,7 @@ impl<D: Device> World<D> {
                 }
             }
             if let (Some(ab), Some(ba)) = (ab, ba) {
-                return World { a, b, ab, ba, now };
+                return World { a, b, ab, ba, now, address: String::new() };
             }
         }
         panic!("the engines do not meet");
@@ -150,6 +166,35 @@ impl<D: Device> World<D> {
             self.step();
         }
         panic!("it does not happen");
+    }
+
+    /// Connects both again after the connection broke.
+    pub fn meet_again(&mut self) {
+        self.a.disconnect(self.ab, self.now);
+        self.b.disconnect(self.ba, self.now);
+        self.ab = self.a.connect(&self.address, self.now).expect("a connection");
+        let (mut is_a_up, mut ba) = (false, None);
+        while !is_a_up || ba.is_none() {
+            self.step();
+            while let Some(notice) = self.a.control(self.now) {
+                is_a_up |= matches!(notice, Notice::Connected { .. });
+            }
+            while let Some(notice) = self.b.control(self.now) {
+                if let Notice::Connected { peer, .. } = notice {
+                    ba = Some(peer);
+                }
+            }
+        }
+        self.ba = ba.expect("just set");
+    }
+
+    /// Waits until everything that `a` did is visible to `b`'s CPU, where a completion does not say so.
+    pub fn settle(&mut self) {
+        if self.a.caps().completion < Level::Visible {
+            self.a.push(Sqe::flush(self.ab).user_data(u64::MAX)).expect("room for a flush");
+            let done = self.until(|world| world.a.reap());
+            assert_eq!((done.user_data, done.status), (u64::MAX, Status::Success));
+        }
     }
 
     /// The next completion of `a`.

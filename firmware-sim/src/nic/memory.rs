@@ -34,8 +34,7 @@ struct Entry {
     access: MrAccess,
 }
 
-const FREE: Entry =
-    Entry { kind: Kind::Free, key: 0, pd: Pd(0), base: 0, iova: 0, len: 0, access: MrAccess::empty() };
+const FREE: Entry = Entry { kind: Kind::Free, key: 0, pd: Pd(0), base: 0, iova: 0, len: 0, access: MrAccess::empty() };
 
 /// Why a range was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

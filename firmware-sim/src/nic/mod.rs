@@ -347,14 +347,7 @@ impl Nic {
     /// # Safety
     /// The memory is valid until `dereg_mr` returned or the NIC was dropped; if peers get rights it is not reached by Rust
     /// references meanwhile.
-    pub unsafe fn reg_mr(
-        &mut self,
-        pd: Pd,
-        base: *mut u8,
-        len: usize,
-        iova: u64,
-        access: MrAccess,
-    ) -> Option<MrKeys> {
+    pub unsafe fn reg_mr(&mut self, pd: Pd, base: *mut u8, len: usize, iova: u64, access: MrAccess) -> Option<MrKeys> {
         let needs = MrAccess::REMOTE_WRITE | MrAccess::REMOTE_ATOMIC;
         if access.intersects(needs) && !access.contains(MrAccess::LOCAL_WRITE) {
             return None;

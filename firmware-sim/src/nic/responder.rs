@@ -376,7 +376,8 @@ impl Nic {
             return self.refuse(place, Nak::InvalidRequest);
         }
         let granted = self.keys.check_remote(header.rkey, number, pd, header.address, 8, MrAccess::REMOTE_ATOMIC);
-        let Some(at) = granted.ok().filter(|at| access.contains(MrAccess::REMOTE_ATOMIC) && at.is_multiple_of(8)) else {
+        let Some(at) = granted.ok().filter(|at| access.contains(MrAccess::REMOTE_ATOMIC) && at.is_multiple_of(8))
+        else {
             return self.refuse(place, Nak::RemoteAccess);
         };
         if !self.has_room_for_answer(place) {
@@ -472,7 +473,8 @@ impl Nic {
                 let Some(slot) = found else { return };
                 let at = self.resource_place(place, slot);
                 if self.has(Defect::AtomicAnswerNotKept) && is_atomic {
-                    let (number, pd, resource) = (self.qps.at(place).number, self.qps.at(place).pd, self.resources.at(at));
+                    let (number, pd, resource) =
+                        (self.qps.at(place).number, self.qps.at(place).pd, self.resources.at(at));
                     let need = MrAccess::REMOTE_ATOMIC;
                     if let Ok(word) = self.keys.check_remote(resource.rkey, number, pd, resource.address, 8, need) {
                         // SAFETY: registered, and it was found aligned when it was executed.

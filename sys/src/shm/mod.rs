@@ -342,7 +342,7 @@ impl Shm {
         if incoming {
             self.send_hello(link)?;
         }
-        self.events.push_back(Event::Up { link, node, incoming });
+        self.events.push_back(Event::Up { link, node, incoming, epoch: 0, peer_epoch: 0, replaces: 0 });
         Ok(())
     }
 
@@ -359,7 +359,7 @@ impl Shm {
         let Some(rkey) = self.nic.import(import) else { return Ok(None) };
         let (base, len) = (region.base().as_ptr() as u64, region.len() as u64);
         self.imports[rkey as usize] = Some(region);
-        Ok(Some(Granted { rkey, base, len, writable: grant.writable }))
+        Ok(Some(Granted { rkey, base, len, writable: grant.writable, atomics: true }))
     }
 
     fn work(&mut self, now: u64) {
@@ -486,7 +486,7 @@ unsafe impl Device for Shm {
         }
     }
 
-    fn connect(&mut self, address: &str, now: u64) -> Result<Link, DeviceError> {
+    fn connect(&mut self, address: &str, _replaces: u32, now: u64) -> Result<Link, DeviceError> {
         let socket = socket::connect(address)?;
         socket::check_user(&socket)?;
         let link = self.add(socket, false, now).map_err(|(error, _)| error)?;
@@ -583,7 +583,7 @@ unsafe impl Device for Shm {
     }
 
     #[inline(always)]
-    fn ring(&mut self) {}
+    fn ring(&mut self, _now: u64) {}
 
     #[inline(always)]
     fn poll(&mut self, _now: u64, wcs: &mut [Wc]) -> usize {
