@@ -299,6 +299,10 @@ impl Socket {
                         self.stats.sent += packets as u64;
                         self.stats.send_messages += 1;
                     }
+                    if taken < messages {
+                        // sendmmsg(2) keeps the reason to itself; if it was ICMP, this message is as good as any.
+                        self.hear();
+                    }
                 }
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => {
                     self.stats.send_full += 1;
