@@ -8,12 +8,13 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -28,6 +29,10 @@ const QUEUE: u32 = 10_000;
 const TURN: u32 = 64;
 /// How long the relay holds a packet back for a later one to overtake it, and how soon it sees that it shall end.
 const HOLD: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+
+/// How often, and how far apart, a new network is tried: five seconds at the least.
+const PROBES: u32 = 500;
+const PROBE: Duration = Duration::from_millis(10);
 
 /// What the relay does to packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +50,7 @@ pub struct Loss {
 /// What the relay did.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Packets that the relay took.
+    /// Packets that the relay took, also those before the loss began.
     pub seen: AtomicU64,
     /// Of those: dropped on purpose.
     pub dropped: AtomicU64,
@@ -154,14 +159,15 @@ impl Netns {
 
     /// As `try_new`, with the `mtu` of both ends, and with a relay for a cable if there is some loss.
     ///
-    /// The relay draws from the seed that comes with the loss.
+    /// The relay draws from the seed that comes with the loss, once the hosts hear each other. Packets of the kernel's
+    /// own are drawn for too.
     pub fn try_with(mtu: u32, loss: Option<(Loss, u64)>) -> Result<Netns, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("only root may make network namespaces".into());
         }
         let (a, b) = (Host::new(1)?, Host::new(2)?);
         let relay = match loss {
-            Some((loss, seed)) => Some(Relay::start([a.tun()?, b.tun()?], loss, seed)),
+            Some((_, seed)) => Some(Relay::start([a.tun()?, b.tun()?], seed)),
             None => {
                 a.ip(&format!("link add cable type veth peer name cable netns {}", b.path()))?;
                 None
@@ -169,7 +175,12 @@ impl Netns {
         };
         a.up(mtu)?;
         b.up(mtu)?;
-        Ok(Netns { a, b, relay })
+        for [from, to] in [[&a, &b], [&b, &a]] {
+            hears(from, to).map_err(|error| format!("the hosts do not hear each other: {error}"))?;
+        }
+        let netns = Netns { a, b, relay };
+        netns.set_loss(loss.unwrap_or_default().0);
+        Ok(netns)
     }
 
     /// Changes what the relay does to packets from now on: for a phase without loss, or a cut cable.
@@ -183,6 +194,26 @@ impl Netns {
     pub fn counts(&self) -> Option<&Counts> {
         self.relay.as_ref().map(|relay| &relay.shared.counts)
     }
+}
+
+/// Returns once packets arrive: a device that is up drops them until the kernel has seen its carrier, some time later.
+fn hears(from: &Host, to: &Host) -> io::Result<()> {
+    let bind = |address: IpAddr| UdpSocket::bind((address, 0));
+    for [from_address, to_address] in [[from.ipv4, to.ipv4], [from.ipv6, to.ipv6]] {
+        let (sender, receiver) = (from.enter(|| bind(from_address))?, to.enter(|| bind(to_address))?);
+        receiver.set_read_timeout(Some(PROBE))?;
+        let mut left = PROBES;
+        loop {
+            // No route is a matter of time too.
+            let sent = sender.send_to(&[0], receiver.local_addr()?);
+            match sent.and_then(|_| receiver.recv(&mut [0])) {
+                Ok(_) => break,
+                Err(error) if left == 0 => return Err(error),
+                Err(_) => left -= 1,
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Runs `body` in a thread of its own, and panics if it does.
@@ -203,8 +234,8 @@ struct Relay {
 }
 
 impl Relay {
-    fn start(ends: [File; 2], loss: Loss, seed: u64) -> Relay {
-        let shared = Arc::new(Shared { loss: Mutex::new(loss), ..Shared::default() });
+    fn start(ends: [File; 2], seed: u64) -> Relay {
+        let shared = Arc::new(Shared::default());
         let relay = shared.clone();
         let thread = std::thread::spawn(move || run(&relay, ends, seed));
         Relay { shared, thread: Some(thread) }
