@@ -4,6 +4,7 @@
 //! * [`nic`]: the NIC, a sans-IO core without clock, socket or allocator (`no_std`).
 //! * [`soft`]: the NIC with a wire, as an [`Rnic`](verbring_sys::rnic::Rnic).
 //! * [`device`] (feature `std`): devices on a fabric.
+//! * [`udp`] (feature `std`): a socket on UDP port 4791.
 //! * [`fabric`] (feature `std`): a network of them in one thread, under one seed and virtual time.
 #![no_std]
 
@@ -19,3 +20,5 @@ pub mod packet;
 pub mod psn;
 pub mod random;
 pub mod soft;
+#[cfg(feature = "std")]
+pub mod udp;

@@ -1,5 +1,7 @@
 //! Two engines in one thread, stepped in virtual time: what the tests of several rooms share.
 
+pub mod netns;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbring::{
