@@ -9,7 +9,7 @@ use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{Ordering, fence};
 
 use verbring_slab::{Arena, Slab, SlabHandle, Table};
-use verbring_sys::{CLASSES, Device, Level, Link, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
+use verbring_sys::{CLASSES, Device, Link, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
 
 use crate::config::{Config, EngineError};
 use crate::cqe::{BLOCK, Cqe, VALUE, block};
@@ -483,8 +483,7 @@ impl<D: Device> Engine<D> {
         };
         if wr.op == WrOp::Flush {
             wr.len = 0;
-            // Where delivered is less than visible, each class is flushed by itself.
-            if self.device.caps().completion < Level::Visible
+            if self.is_flush_double()
                 && let Some((other, second)) = self.second_of(sqe, wr_id)
             {
                 // SAFETY: a flush touches no memory.

@@ -1,7 +1,7 @@
 //! Operations that do not end when they are submitted: fences, links, flushes, signals behind puts, deadlines,
 //! cancellation, and the loss of a peer.
 
-use verbring_sys::{Cancel, Device, Link, Posted, Status, Wc};
+use verbring_sys::{Cancel, Device, Level, Link, Posted, Status, Wc};
 
 use crate::engine::{Chain, Engine, Started};
 use crate::flight::{NONE, State};
@@ -224,8 +224,9 @@ impl<D: Device> Engine<D> {
         (entry.parts, entry.needs_second) = (parts, needs_second);
         entry.fate = entry.fate.or(fate);
         let sqe = entry.sqe;
-        if needs_second {
-            // What follows in this class must not start before the signal.
+        let is_flush = sqe.opcode() == Opcode::Flush as u8 && self.is_flush_double();
+        if needs_second || is_flush {
+            // What follows in this class must not start before the signal, nor end before the flush of the other class.
             self.set_open(sqe.peer(), sqe.class_bits() as usize, false);
             self.peers.set_waiting(sqe.peer(), true);
         }
@@ -364,6 +365,9 @@ impl<D: Device> Engine<D> {
                 }
                 continue;
             }
+            if self.is_flush_double() && self.has_flush(channel.first, channel.first_held) {
+                return true;
+            }
             let flight = channel.first_held;
             if flight == NONE {
                 self.set_open(id, class, true);
@@ -392,6 +396,24 @@ impl<D: Device> Engine<D> {
                 }
             }
         }
+    }
+
+    /// Whether each class is flushed by itself: where delivered is less than visible.
+    pub(crate) fn is_flush_double(&self) -> bool {
+        self.device.caps().completion < Level::Visible
+    }
+
+    /// Whether the device has a flush of this channel.
+    fn has_flush(&self, first: u32, first_held: u32) -> bool {
+        let mut at = first;
+        while at != NONE && at != first_held {
+            let entry = self.flights.at(at);
+            if entry.sqe.opcode() == Opcode::Flush as u8 {
+                return true;
+            }
+            at = entry.next;
+        }
+        false
     }
 
     /// The flight, among those that the device has, whose signal was not posted yet. It is the last of them.

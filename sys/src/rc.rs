@@ -231,6 +231,7 @@ struct Connection<R> {
     channel: Channel,
     route: R,
     incoming: bool,
+    since: u64,
     is_up: bool,
     /// Our epoch of the connection that it replaces, as the peer says; 0: none.
     replaces: u32,
@@ -916,6 +917,7 @@ impl Greeting {
 impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     /// A place for a connection, with its queue pairs: its greeting. What was made goes again if something is missing.
     fn prepare(&mut self) -> Result<(Link, MrKeys, Greeting), DeviceError> {
+        self.evict_silent();
         let full = DeviceError::Full { what: "connections", limit: self.links.len() as u32 };
         let link = Link(self.links.iter().position(Option::is_none).ok_or(full)? as u32);
         let line = self.line(link);
@@ -1136,7 +1138,6 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
 
     /// Somebody wants to connect.
     fn welcome(&mut self, now: u64, route: C::Route, hello: &Packet, replaces: u32, greeting: &[u8; GREETING_BYTES]) {
-        self.evict_silent();
         let Ok((link, line, ours)) = self.prepare() else {
             return self.reject(now, route, hello.from, Reason::Full);
         };
@@ -1146,6 +1147,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
             channel,
             route,
             incoming: true,
+            since: now,
             is_up: false,
             replaces,
             addresses: ours.addresses,
@@ -1161,17 +1163,16 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         }
     }
 
-    /// Connections that others began, and that say nothing, must not take every place: the oldest makes room.
+    /// Connections that others began, and that say nothing, must not keep anybody out: the oldest makes room.
     fn evict_silent(&mut self) {
-        let silent = |c: &Connection<C::Route>| c.incoming && !c.is_up;
-        let count = self.links.iter().flatten().filter(|c| silent(c)).count();
-        let oldest = self.links.iter().enumerate().filter_map(|(i, c)| {
-            let connection = c.as_ref().filter(|c| silent(c))?;
-            Some((connection.channel.poll_timeout(), i))
+        if self.links.iter().any(Option::is_none) {
+            return;
+        }
+        let silent = self.links.iter().enumerate().filter_map(|(i, c)| {
+            let connection = c.as_ref().filter(|c| c.incoming && !c.is_up)?;
+            Some((connection.since, i))
         });
-        if count * 2 >= self.links.len()
-            && let Some((_, oldest)) = oldest.min()
-        {
+        if let Some((_, oldest)) = silent.min() {
             self.disconnect(Link(oldest as u32));
         }
     }
@@ -1245,6 +1246,7 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
             channel,
             route,
             incoming: false,
+            since: now,
             is_up: false,
             replaces: 0,
             addresses: ours.addresses,
