@@ -50,7 +50,8 @@ enum Kind {
     Own { expected: Option<u64>, new: u64 },
     Send,
     Recv,
-    Flush,
+    /// The last put of each class before it.
+    Flush { puts: [u32; CLASSES] },
     Nop,
     Cancel,
     /// It is wrong, and has to be refused with this.
@@ -255,6 +256,9 @@ impl World {
             window: 16 << random.below(4),
         };
         let nodes = count as usize;
+        if std::env::var_os("SIM_SHOW").is_some() {
+            eprintln!("{config:?} {fabric_options:?}");
+        }
         World {
             fabric: Fabric::new(config),
             fabric_options,
@@ -958,8 +962,9 @@ impl World {
     fn push_flush(&mut self, node: usize, to: usize, class: usize) -> Outcome<()> {
         let Some(peer) = self.tie(node, to).peer else { return Ok(()) };
         let Some(slot) = self.nodes[node].free_slots.pop() else { return Ok(()) };
+        let puts = std::array::from_fn(|class| self.lane(node, to, class).puts);
         let op = Op {
-            kind: Kind::Flush,
+            kind: Kind::Flush { puts },
             node,
             to,
             class,
@@ -1078,10 +1083,10 @@ impl World {
                     None => self.local(node).read(op.slot * AREA, &mut seen),
                 }
                 if let Err(k) = self.lane(node, to, class).area.check(at, &seen, floor) {
+                    let why = self.lane(node, to, class).area.explain(k, seen[k - at]);
                     return Err(format!(
-                        "node {node}: a get of {len} bytes at {at} of node {to}, class {class}, read {:#04x} at {k}, which nobody \
-                         can have written there",
-                        seen[k - at]
+                        "node {node}: a get of {len} bytes at {at} of node {to}, class {class}, read a wrong byte at {k} \
+                         (puts up to {floor} go before it): {why}"
                     ));
                 }
             }
@@ -1108,11 +1113,11 @@ impl World {
                 }
                 lane.own = vec![if expected.is_none_or(|e| e == value) { new } else { value }];
             }
-            Kind::Flush => {
-                let queues = &self.tie(node, to).queue;
-                let are_idle: Vec<bool> = queues.iter().map(VecDeque::is_empty).collect();
-                for class in (0..CLASSES).filter(|class| are_idle[*class]) {
-                    self.settle(node, to, class)?;
+            Kind::Flush { puts } => {
+                for (class, last) in puts.into_iter().enumerate() {
+                    if self.lane(node, to, class).puts == last {
+                        self.settle(node, to, class)?;
+                    }
                 }
             }
         }
@@ -1143,10 +1148,8 @@ impl World {
         window.read(at, &mut seen);
         let lane = self.lane(node, to, class);
         lane.area.settle(&seen).map_err(|k| {
-            format!(
-                "node {to}: byte {k} of what node {node} wrote in class {class} is {:#04x} after a flush, which it cannot be",
-                seen[k]
-            )
+            let why = lane.area.explain(k, seen[k]);
+            format!("node {to}: byte {k} of what node {node} wrote in class {class} is wrong after a flush: {why}")
         })
     }
 
