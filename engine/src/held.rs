@@ -1,11 +1,12 @@
 //! Operations that do not end when they are submitted: fences, links, flushes, signals behind puts, deadlines,
 //! cancellation, and the loss of a peer.
 
-use verbring_sys::{Cancel, Device, Level, Link, Posted, Status, Wc};
+use verbring_sys::{Cancel, Device, DeviceError, Level, Link, Posted, Status, Wc};
 
 use crate::engine::{Chain, Engine, Started};
 use crate::flight::{NONE, State};
 use crate::key::PeerId;
+use crate::notice::Notice;
 use crate::peer::PeerState;
 use crate::sqe::{ADD, BUF, FENCE, LINK, Opcode, SILENT, Sqe, deadline_ns};
 
@@ -500,6 +501,7 @@ impl<D: Device> Engine<D> {
         if status == Status::DeadlineExceeded {
             self.flights.at_mut(flight).fate = Some(self.fate_of_started(flight, status));
             self.break_connection(peer, Status::ConnectionLost, now);
+            self.keep_notice(Notice::Lost { peer: PeerId(peer), cause: DeviceError::Deadline });
             return true;
         }
         false

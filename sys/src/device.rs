@@ -221,6 +221,8 @@ pub enum DeviceError {
     Died,
     /// The other side's NIC does not answer.
     NoAnswer,
+    /// This side broke the connection: an operation had to end by its deadline, and the device cannot take it back.
+    Deadline,
     /// A table is full.
     Full {
         /// Which one.
@@ -267,6 +269,10 @@ impl fmt::Display for DeviceError {
             TimedOut => f.write_str("the handshake was not answered in time; does the other side call control()?"),
             Closed => f.write_str("the other side closed the connection; connect again when it is back"),
             Died => f.write_str("the other side's process died; connect again when it is back"),
+            Deadline => f.write_str(
+                "an operation had to end by its deadline, and this device can only break the connection for it; connect \
+                 again, or give operations more time",
+            ),
             NoAnswer => f.write_str(
                 "the other side's NIC does not answer: its host, its process or the network is down; connect again when \
                  it is back",

@@ -101,8 +101,7 @@ impl Area {
             let newest = sure.map(|w| w.number).max();
             let is_known = newest.is_none() && *byte == self.known[k];
             let hidden_below = if self.order == Order::Relaxed { 0 } else { newest.unwrap_or(0) };
-            let is_open =
-                covering.clone().any(|w| w.number >= hidden_below && *byte == byte_of(w.number, k));
+            let is_open = covering.clone().any(|w| w.number >= hidden_below && *byte == byte_of(w.number, k));
             if !is_known && !is_open {
                 return Err(k);
             }

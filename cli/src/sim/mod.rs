@@ -165,8 +165,7 @@ fn try_run(args: &Args) -> Result<(), String> {
     let mut all = Report::default();
     let (mut runs, mut told) = (0, begun);
     for seed in (0..args.seeds).map(|i| first.wrapping_add(i)) {
-        let options =
-            Options { seed, nodes: args.nodes, ops: args.ops, faults: faults.clone(), defect: None };
+        let options = Options { seed, nodes: args.nodes, ops: args.ops, faults: faults.clone(), defect: None };
         if args.seeds == 1 || runs == 0 {
             println!("seed {seed}");
         }
@@ -267,8 +266,7 @@ mod tests {
     fn a_command_is_its_options() {
         for faults in ["none", "all", "loss,crash"] {
             for nodes in [None, Some(3)] {
-                let options =
-                    Options { seed: 5, nodes, ops: 77, faults: parse_faults(faults).unwrap(), defect: None };
+                let options = Options { seed: 5, nodes, ops: 77, faults: parse_faults(faults).unwrap(), defect: None };
                 assert_eq!(options_of(&header(&options)), Some(options));
             }
         }

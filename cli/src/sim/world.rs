@@ -42,16 +42,34 @@ type Outcome<T> = Result<T, String>;
 /// What an operation is.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    Put { number: u32 },
-    Get { at: usize, len: usize, floor: u32 },
-    Signal { number: u32 },
-    Add { word: usize },
-    CompareShared { word: usize, expected: u64 },
-    Own { expected: Option<u64>, new: u64 },
+    Put {
+        number: u32,
+    },
+    Get {
+        at: usize,
+        len: usize,
+        floor: u32,
+    },
+    Signal {
+        number: u32,
+    },
+    Add {
+        word: usize,
+    },
+    CompareShared {
+        word: usize,
+        expected: u64,
+    },
+    Own {
+        expected: Option<u64>,
+        new: u64,
+    },
     Send,
     Recv,
     /// The last put of each class before it.
-    Flush { puts: [u32; CLASSES] },
+    Flush {
+        puts: [u32; CLASSES],
+    },
     Nop,
     Cancel,
     /// It is wrong, and has to be refused with this.
@@ -186,7 +204,13 @@ impl fmt::Display for Report {
             write!(f, "{} {count} {}", if i == 0 { ":" } else { "," }, status.name())?;
         }
         writeln!(f)?;
-        write!(f, "{} packets, {} connections, {:.3} s of virtual time", self.packets, self.connections, self.time as f64 / 1e9)?;
+        write!(
+            f,
+            "{} packets, {} connections, {:.3} s of virtual time",
+            self.packets,
+            self.connections,
+            self.time as f64 / 1e9
+        )?;
         writeln!(f, ", digest {:016x}", self.digest)?;
         write!(f, "faults:")?;
         for (name, count) in self.faults.iter().filter(|(_, count)| *count != 0) {
@@ -256,9 +280,6 @@ impl World {
             window: 16 << random.below(4),
         };
         let nodes = count as usize;
-        if std::env::var_os("SIM_SHOW").is_some() {
-            eprintln!("{config:?} {fabric_options:?}");
-        }
         World {
             fabric: Fabric::new(config),
             fabric_options,
@@ -410,10 +431,8 @@ impl World {
         let pages = RegionOptions::default();
         let region = |bytes| Region::private(bytes, pages).map(Arena::from_region).map_err(|e| no_memory(&e));
         let seed = self.options.seed;
-        let mut device = self
-            .fabric
-            .device(node as u32, state.id, seed, self.fabric_options)
-            .map_err(|e| no_memory(&e))?;
+        let mut device =
+            self.fabric.device(node as u32, state.id, seed, self.fabric_options).map_err(|e| no_memory(&e))?;
         // SAFETY: no queue pair is ended.
         unsafe { device.rnic_mut() }.nic_mut().set_defect(self.options.defect);
         let slab = Slab::new(region(Slab::bytes(&BLOCKS))?, &BLOCKS).map_err(|e| no_memory(&e))?;
@@ -561,7 +580,10 @@ impl World {
             while let Some(id) = self.tie(node, to).queue[class].pop_front() {
                 let op = self.take(id).ok_or("an operation ended twice")?;
                 if !op.silent {
-                    return Err(format!("node {node}: {:?} to {to} has no outcome after its connection ended", op.kind));
+                    return Err(format!(
+                        "node {node}: {:?} to {to} has no outcome after its connection ended",
+                        op.kind
+                    ));
                 }
                 self.succeeded(&op, None)?;
             }
@@ -576,9 +598,7 @@ impl World {
     fn notice(&mut self, node: usize, notice: Notice) -> Outcome<()> {
         let now = self.now;
         let nodes = self.count();
-        let find = |world: &World, peer: PeerId| {
-            (0..nodes).find(|to| world.ties[node * nodes + to].peer == Some(peer))
-        };
+        let find = |world: &World, peer: PeerId| (0..nodes).find(|to| world.ties[node * nodes + to].peer == Some(peer));
         match notice {
             Notice::Connected { peer, node: id, .. } => {
                 let to = (0..nodes).find(|to| self.nodes[*to].id == id && self.nodes[*to].engine.is_some());
@@ -611,7 +631,8 @@ impl World {
             }
             Notice::Lost { peer, cause } => {
                 if self.options.faults.is_empty() {
-                    let counters = self.nodes.iter().filter_map(|n| n.engine.as_ref()).map(|e| e.device().rnic().nic().counters);
+                    let counters =
+                        self.nodes.iter().filter_map(|n| n.engine.as_ref()).map(|e| e.device().rnic().nic().counters);
                     let counters: Vec<_> = counters.collect();
                     return Err(format!(
                         "node {node} lost a connection in a network without faults: {cause}\n{counters:#?}"
@@ -795,8 +816,9 @@ impl World {
                 flags.remove(SqeFlags::SILENT);
                 if with_buf && let Some(buf) = self.alloc(node, len) {
                     opts.user_data = self.enter(op);
-                    return self
-                        .pushed(node, to, class, opts.user_data, |e| e.get(buf, target, opts).map_err(|(error, _)| error));
+                    return self.pushed(node, to, class, opts.user_data, |e| {
+                        e.get(buf, target, opts).map_err(|(error, _)| error)
+                    });
                 }
                 let local = self.local(node);
                 local.fill(local_at, len, 0xa5);
@@ -1155,13 +1177,19 @@ impl World {
 
     /// An operation ended in error.
     fn failed(&mut self, op: &Op, status: Status) -> Outcome<()> {
-        let wrong = |what: &str| Err(format!("node {}: {:?} to {} ended as {status:?}: {what}", op.node, op.kind, op.to));
+        let wrong =
+            |what: &str| Err(format!("node {}: {:?} to {} ended as {status:?}: {what}", op.node, op.kind, op.to));
         match (op.kind, status) {
             (Kind::Bad(expected), status) if status == expected => return Ok(()),
             // To a peer that is gone, or in time.
-            (Kind::Bad(_), Status::PeerUnknown | Status::ConnectionLost | Status::PeerDead | Status::NotReady | Status::BadRemoteKey)
-                if !self.options.faults.is_empty() =>
-            {
+            (
+                Kind::Bad(_),
+                Status::PeerUnknown
+                | Status::ConnectionLost
+                | Status::PeerDead
+                | Status::NotReady
+                | Status::BadRemoteKey,
+            ) if !self.options.faults.is_empty() => {
                 return Ok(());
             }
             (Kind::Bad(_), Status::DeadlineExceeded) if op.deadline.is_some() => return Ok(()),
