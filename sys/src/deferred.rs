@@ -144,8 +144,8 @@ unsafe impl<D: Device> Device for Deferred<D> {
         self.inner.revoke(mr)
     }
 
-    fn connect(&mut self, address: &str, now: u64) -> Result<Link, DeviceError> {
-        self.inner.connect(address, now)
+    fn connect(&mut self, address: &str, replaces: u32, now: u64) -> Result<Link, DeviceError> {
+        self.inner.connect(address, replaces, now)
     }
 
     fn disconnect(&mut self, link: Link) {

@@ -200,7 +200,8 @@ impl Local {
         let connection = self.links.get_mut(index)?.as_mut()?;
         if !connection.is_announced {
             connection.is_announced = true;
-            return Some(Event::Up { link, node: connection.peer, incoming: connection.incoming });
+            let (node, incoming) = (connection.peer, connection.incoming);
+            return Some(Event::Up { link, node, incoming, epoch: 0, peer_epoch: 0, replaces: 0 });
         }
         let packet = connection.wire.control[connection.side].lock().pop_front();
         if let Some(packet) = packet {
@@ -248,7 +249,7 @@ unsafe impl Device for Local {
         Ok(())
     }
 
-    fn connect(&mut self, _address: &str, _now: u64) -> Result<Link, DeviceError> {
+    fn connect(&mut self, _address: &str, _replaces: u32, _now: u64) -> Result<Link, DeviceError> {
         Err(DeviceError::NotSupported("connect by name: local devices are joined by Local::join"))
     }
 

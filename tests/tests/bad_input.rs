@@ -316,7 +316,7 @@ fn names() {
     for bad in ["", "a b", "a/b", "x\0y"] {
         assert_eq!(Shm::bind(bad, 1, ShmOptions::default()).err(), Some(DeviceError::BadName));
     }
-    assert_eq!(again.connect("nobody-here", 0).err(), Some(DeviceError::NoSuchName));
+    assert_eq!(again.connect("nobody-here", 0, 0).err(), Some(DeviceError::NoSuchName));
 }
 
 /// Garbage on the bootstrap socket, another version, silence, floods: others connect all the same.
@@ -439,19 +439,25 @@ struct RawClient {
 impl RawClient {
     /// Connects to a server over a lane.
     fn meet(server: &mut Engine<Shm>, lane: &Region) -> (RawClient, verbring::PeerId) {
+        let client = RawClient::dial(server, lane, 0);
+        match (0..10).find_map(|now| server.control(now)) {
+            Some(Notice::Connected { peer, node: 5, .. }) => (client, peer),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The handshake, up to where the server has something to tell.
+    fn dial(server: &mut Engine<Shm>, lane: &Region, replaces: u32) -> RawClient {
         let mut client = RawClient { socket: raw_socket(), to: 0 };
         rustix::net::connect(&client.socket, &address_of(server.device().name(), uid())).unwrap();
-        let hello = Body::Hello { replaces: 0, greeting: [0; GREETING_BYTES] };
+        let hello = Body::Hello { replaces, greeting: [0; GREETING_BYTES] };
         client.say(client.packet(hello), Some(lane.hand_out().unwrap()));
         assert_eq!((0..10).find_map(|now| server.control(now)), None, "not before this side is ready");
         let welcome = client.hear();
         assert!(matches!(welcome.body, Body::Welcome { .. }) && welcome.to == 7 && welcome.epoch != 0);
         client.to = welcome.epoch;
         client.say(client.packet(Body::Ready { ack: 0 }), None);
-        match (0..10).find_map(|now| server.control(now)) {
-            Some(Notice::Connected { peer, node: 5, .. }) => (client, peer),
-            other => panic!("{other:?}"),
-        }
+        client
     }
 
     fn packet(&self, body: Body) -> Packet {
@@ -474,6 +480,28 @@ impl RawClient {
         assert!(matches!(heard, Ok((PACKET_BYTES, _))), "{heard:?}");
         Packet::decode(&bytes).unwrap()
     }
+}
+
+/// Only who knows the epoch of a connection replaces it; everybody else is a new peer.
+#[test]
+fn impostors() {
+    let mut server = shm_engine(small());
+    let lane = Region::shared(verbring_sys::lane::LANE_BYTES, small_pages()).unwrap();
+    // SAFETY: the region outlives the lane.
+    unsafe { verbring_sys::lane::Lane::create(lane.base()) };
+    lane.seal_seals().unwrap();
+    let (first, peer) = RawClient::meet(&mut server, &lane);
+    for guess in [first.to.wrapping_add(1), first.to.wrapping_sub(1), 7, u32::MAX] {
+        let _impostor = RawClient::dial(&mut server, &lane, guess);
+        let told = (0..10).find_map(|now| server.control(now));
+        let Some(Notice::Connected { peer: other, .. }) = told else { panic!("{told:?}") };
+        assert!(other != peer && server.peer_state(peer) == Some(verbring::PeerState::Up));
+        server.disconnect(other, 1);
+    }
+    let _second = RawClient::dial(&mut server, &lane, first.to);
+    let told: Vec<_> = (0..10).filter_map(|now| server.control(now)).collect();
+    let [Notice::Lost { peer: lost, .. }, Notice::Connected { peer: again, .. }] = told[..] else { panic!("{told:?}") };
+    assert_eq!((lost, again), (peer, peer));
 }
 
 /// How often a file is mapped in this process.

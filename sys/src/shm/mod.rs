@@ -19,7 +19,7 @@ use std::vec::Vec;
 use rustix::event::epoll;
 use verbring_slab::{Arena, Pages, Region, RegionError, RegionOptions};
 
-use crate::channel::{Body, Channel, GREETING_BYTES, Grant, HANDSHAKE_NS, Heard, Medium, Packet, Reason, next_epoch};
+use crate::channel::{Body, Channel, GREETING_BYTES, Grant, HANDSHAKE_NS, Heard, Medium, Packet, Reason};
 use crate::cpu_nic::{self, Import};
 use crate::lane::{CLOSED, DEAD, LANE_BYTES, Lane};
 use crate::mrs::Mrs;
@@ -65,8 +65,6 @@ pub struct Shm {
     deaths_seen: u32,
     name: String,
     node: u64,
-    /// Of the newest connection.
-    epoch: u32,
     caps: Caps,
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -106,6 +104,13 @@ fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> DeviceError {
     move |errno| DeviceError::System { call, errno: errno.raw_os_error() }
 }
 
+/// Drawn, and not counted: who knows it may replace the connection, so no other peer may guess it from its own.
+fn new_epoch() -> Result<u32, DeviceError> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(system("getrandom"))?;
+    Ok(u32::from_le_bytes(bytes).max(1))
+}
+
 fn region_error(error: RegionError) -> DeviceError {
     match error {
         RegionError::System { call, source, .. } => {
@@ -126,8 +131,6 @@ impl Shm {
         let bytes = CpuNic::bytes(options.max_links, options.max_imports) + 4096;
         let mut arena = Arena::from_region(Region::private(bytes, RegionOptions::default()).map_err(region_error)?);
         let full = DeviceError::Full { what: "bytes of the device's arena", limit: bytes as u32 };
-        let mut epoch = [0; 4];
-        rustix::rand::getrandom(&mut epoch, rustix::rand::GetRandomFlags::empty()).map_err(system("getrandom"))?;
         // SAFETY: the arena is kept beside it, and dropped after it (fields are dropped in their order).
         let nic = unsafe { CpuNic::new(&mut arena, options.max_links, options.max_imports) }.map_err(|_| full)?;
         Ok(Shm {
@@ -140,7 +143,6 @@ impl Shm {
             deaths_seen: 0,
             name: name.to_string(),
             node,
-            epoch: u32::from_le_bytes(epoch),
             caps: cpu_nic::caps("shm"),
             epoll,
             listener,
@@ -199,11 +201,6 @@ impl Shm {
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)
             .map_err(system("epoll_ctl"))?;
         Ok((index, ours))
-    }
-
-    fn next_epoch(&mut self) -> u32 {
-        self.epoch = next_epoch(self.epoch);
-        self.epoch
     }
 
     fn accept(&mut self, now: u64) {
@@ -331,8 +328,7 @@ impl Shm {
 
     /// The first packet of a connection that the other side began.
     fn take_hello(&mut self, link: Link, packet: &Packet, fd: Option<OwnedFd>, now: u64) -> Result<(), DeviceError> {
-        let epoch = self.next_epoch();
-        let channel = Channel::accept(packet, self.node, epoch, GREETING, Medium::Stream, now)?;
+        let channel = Channel::accept(packet, self.node, new_epoch()?, GREETING, Medium::Stream, now)?;
         let Some(connection) = self.links[link.0 as usize].as_mut() else { return Ok(()) };
         if let Body::Hello { greeting, .. } = &packet.body {
             connection.take_lane(greeting, fd)?;
@@ -345,7 +341,8 @@ impl Shm {
     fn came_up(&mut self, link: Link) -> Result<(), DeviceError> {
         let Some(connection) = self.links[link.0 as usize].as_mut() else { return Ok(()) };
         let State::Talking(channel) = &connection.state else { return Ok(()) };
-        let node = channel.peer_node();
+        let (node, epoch, peer_epoch) = (channel.peer_node(), channel.epoch(), channel.peer_epoch());
+        let replaces = if connection.incoming { channel.replaces() } else { 0 };
         // SAFETY: the connection keeps both regions until the queue pairs are closed.
         let ours = unsafe { Lane::attach(connection.ours.base()) };
         // SAFETY: as above.
@@ -358,7 +355,7 @@ impl Shm {
         let incoming = connection.incoming;
         // SAFETY: as above.
         unsafe { self.nic.open(link.0, ours, theirs) };
-        self.events.push_back(Event::Up { link, node, incoming });
+        self.events.push_back(Event::Up { link, node, incoming, epoch, peer_epoch, replaces });
         match self.links[link.0 as usize].as_mut() {
             Some(connection) => connection.flush(),
             None => Ok(()),
@@ -522,10 +519,10 @@ unsafe impl Device for Shm {
         }
     }
 
-    fn connect(&mut self, address: &str, now: u64) -> Result<Link, DeviceError> {
+    fn connect(&mut self, address: &str, replaces: u32, now: u64) -> Result<Link, DeviceError> {
         let socket = socket::connect(address)?;
         socket::check_user(&socket)?;
-        let channel = Channel::connect(self.node, self.next_epoch(), 0, GREETING, Medium::Stream, now);
+        let channel = Channel::connect(self.node, new_epoch()?, replaces, GREETING, Medium::Stream, now);
         let link = self.add(socket, State::Talking(channel.into())).map_err(|(error, _)| error)?;
         let flushed = self.links[link.0 as usize].as_mut().map_or(Ok(()), Connection::flush);
         if let Err(error) = flushed {
