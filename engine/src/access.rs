@@ -593,7 +593,10 @@ impl<D: Device> Engine<D> {
         let limit = |right: Rights, is_possible: bool| {
             if info.rights.contains(right) && is_possible { info.len } else { 0 }
         };
-        let can_do_atomics = granted.writable && self.device.caps().atomics && info.domain == self.device.caps().domain;
+        let can_do_atomics = granted.writable
+            && granted.atomics
+            && self.device.caps().atomics
+            && info.domain == self.device.caps().domain;
         let qps = self.peers.table.at(index(key.peer.0)).qps;
         *self.imports.at_mut(place) = Memory {
             id: u64::from(key.peer.0) | u64::from(key.key) << 32,

@@ -126,10 +126,10 @@ impl<D: Device> DerefMut for Engine<D> {
 /// What became of an entry that was started.
 pub(crate) enum Started {
     Done(u64),
-    /// The device has `parts` work requests of it, perhaps with a signal still to come, perhaps with its end decided.
+    /// The device has `parts` work requests of it, perhaps with the second still to come, perhaps with its end decided.
     Posted {
         parts: u8,
-        needs_signal: bool,
+        needs_second: bool,
         fate: Option<Status>,
     },
     Full,
@@ -304,7 +304,7 @@ impl<D: Device> Engine<D> {
             total += self.submit_rest(more, now);
         }
         if total != 0 {
-            self.device.ring();
+            self.device.ring(now);
         }
         total
     }
@@ -335,7 +335,6 @@ impl<D: Device> Engine<D> {
         }
         let (imports, locals) = (self.imports.view(), self.locals.view());
         let value = Fast { device: &mut self.device, imports, locals }.one(sqe)?;
-        self.device.ring();
         Some(Cqe { user_data: sqe.cookie(), status: Status::Success, imm: 0, value })
     }
 
@@ -485,6 +484,12 @@ impl<D: Device> Engine<D> {
         };
         if wr.op == WrOp::Flush {
             wr.len = 0;
+            if self.is_flush_double()
+                && let Some((other, second)) = self.second_of(sqe, wr_id)
+            {
+                // SAFETY: a flush touches no memory.
+                return unsafe { self.post_both((qp, &wr), (other, &second), true) };
+            }
         } else if wr.op == WrOp::Send && wr.len > self.device.caps().max_send {
             return Started::Refused(Status::BadLength);
         } else {
@@ -508,50 +513,61 @@ impl<D: Device> Engine<D> {
             return Started::Refused(self.why_not_local(sqe));
         };
         let put = &Wr { wr_id, len: sqe.len(), remote, rkey, local, local_mr, ..Wr::EMPTY };
-        let Some(signal) = self.signal_of(sqe, put.wr_id) else {
-            return Started::Refused(self.why_not_remote(sqe, Access::Write));
+        let Some((_, signal)) = self.second_of(sqe, put.wr_id) else {
+            return Started::Refused(self.why_not_remote(sqe, self.access_of_signal(sqe)));
         };
-        // SAFETY: as in `start`.
-        match unsafe { self.device.post(qp, put) } {
-            // SAFETY: the word was checked, and is aligned.
-            Posted::Done(_) => match unsafe { self.device.post(qp, &signal) } {
-                Posted::Done(_) => Started::Done(0),
-                Posted::Pending => Started::Posted { parts: 1, needs_signal: false, fate: None },
-                Posted::Full => Started::Posted { parts: 0, needs_signal: true, fate: None },
-                Posted::Refused(status) => Started::Refused(status),
-            },
-            Posted::Pending if self.device.caps().ordered_signal => {
-                // SAFETY: as above.
-                match unsafe { self.device.post(qp, &signal) } {
-                    Posted::Refused(status) => Started::Posted { parts: 1, needs_signal: false, fate: Some(status) },
-                    Posted::Full => Started::Posted { parts: 1, needs_signal: true, fate: None },
-                    Posted::Pending | Posted::Done(_) => Started::Posted { parts: 2, needs_signal: false, fate: None },
-                }
-            }
-            Posted::Pending => Started::Posted { parts: 1, needs_signal: true, fate: None },
-            Posted::Full => Started::Full,
-            Posted::Refused(status) => Started::Refused(status),
+        let is_ordered = self.device.caps().ordered_signal;
+        // SAFETY: as in `start`; the word was checked, and is aligned.
+        unsafe { self.post_both((qp, put), (qp, &signal), is_ordered) }
+    }
+
+    /// Posts both work requests of an operation; the second one only when the first has ended, if the device does not keep
+    /// them in order.
+    ///
+    /// # Safety
+    /// As [`Device::post`].
+    unsafe fn post_both(&mut self, first: (Qp, &Wr), second: (Qp, &Wr), is_ordered: bool) -> Started {
+        // SAFETY: the caller's promise.
+        let posted = unsafe { self.device.post(first.0, first.1) };
+        let under_way = match posted {
+            Posted::Done(_) => 0,
+            Posted::Pending if is_ordered => 1,
+            Posted::Pending => return Started::Posted { parts: 1, needs_second: true, fate: None },
+            Posted::Full => return Started::Full,
+            Posted::Refused(status) => return Started::Refused(status),
+        };
+        // SAFETY: as above.
+        match (unsafe { self.device.post(second.0, second.1) }, under_way) {
+            (Posted::Done(_), 0) => Started::Done(0),
+            (Posted::Refused(status), 0) => Started::Refused(status),
+            (Posted::Refused(status), _) => Started::Posted { parts: 1, needs_second: false, fate: Some(status) },
+            (Posted::Full, parts) => Started::Posted { parts, needs_second: true, fate: None },
+            (Posted::Done(_), parts) => Started::Posted { parts, needs_second: false, fate: None },
+            (Posted::Pending, parts) => Started::Posted { parts: parts + 1, needs_second: false, fate: None },
         }
     }
 
-    /// The work request of a `put_signal`'s word; none if that is out of bounds.
+    /// An add is an atomic, wherever it is done.
+    pub(crate) fn access_of_signal(&self, sqe: &Sqe) -> Access {
+        if sqe.flag_bits() & ADD != 0 { Access::Atomic } else { Access::Write }
+    }
+
+    /// The second work request of an operation, and its queue pair: the word of a `put_signal` (none if that is out of
+    /// bounds), or the flush of the peer's other class.
     #[inline(always)]
-    pub(crate) fn signal_of(&self, sqe: &Sqe, wr_id: u64) -> Option<Wr> {
+    pub(crate) fn second_of(&self, sqe: &Sqe, wr_id: u64) -> Option<(Qp, Wr)> {
+        let peer = self.peers.get(sqe.peer())?;
+        let class = sqe.class_bits() as usize;
+        let wr = Wr { wr_id: wr_id | 1, ..Wr::EMPTY };
+        if sqe.opcode() == Opcode::Flush as u8 {
+            return Some((peer.qp(class ^ 1), Wr { op: WrOp::Flush, ..wr }));
+        }
         let remote = self.imports.at(index(sqe.key()));
         let word = u64::from(sqe.aux()) * 8;
-        let address = remote.resolve(sqe.words[1], Access::Write, word, 8)?;
-        Some(Wr {
-            wr_id: wr_id | 1,
-            op: if sqe.flag_bits() & ADD != 0 { WrOp::SignalAdd } else { WrOp::SignalStore },
-            len: 8,
-            rkey: remote.device_key,
-            imm: 0,
-            local: core::ptr::null_mut(),
-            local_mr: Mr(0),
-            remote: address,
-            operand: sqe.operand(),
-            second: 0,
-        })
+        let address = remote.resolve(sqe.words[1], self.access_of_signal(sqe), word, 8)?;
+        let op = if sqe.flag_bits() & ADD != 0 { WrOp::SignalAdd } else { WrOp::SignalStore };
+        let signal = Wr { op, len: 8, rkey: remote.device_key, remote: address, operand: sqe.operand(), ..wr };
+        Some((peer.qp(class), signal))
     }
 
     /// Writes the completion of an operation that ended, unless it was silent and succeeded; a block comes back either
@@ -647,7 +663,7 @@ const COMPARE_SWAP: u8 = Opcode::CompareSwap as u8;
 fn started(posted: Posted) -> Started {
     match posted {
         Posted::Done(value) => Started::Done(value),
-        Posted::Pending => Started::Posted { parts: 1, needs_signal: false, fate: None },
+        Posted::Pending => Started::Posted { parts: 1, needs_second: false, fate: None },
         Posted::Full => Started::Full,
         Posted::Refused(status) => Started::Refused(status),
     }

@@ -234,7 +234,8 @@ impl<D: Device> Fast<'_, D> {
     #[inline(always)]
     fn put_signal(&mut self, entry: &impl Words, class: usize, op: WrOp) -> Option<u64> {
         let word = (entry.word::<3>() >> 32) * 8;
-        let (qp, remote, rkey) = self.remote(entry, class, Access::Write, word, 8)?;
+        let access = if op == WrOp::SignalAdd { Access::Atomic } else { Access::Write };
+        let (qp, remote, rkey) = self.remote(entry, class, access, word, 8)?;
         let wr = Wr { op, len: 8, remote, rkey, operand: entry.word::<7>(), ..Wr::EMPTY };
         self.transfer(entry, class, WrOp::Put)?;
         // SAFETY: the word was checked against a live import, and is aligned, as regions are.

@@ -42,7 +42,7 @@ pub(crate) struct Flight {
     /// Work requests that the device still has of it.
     pub(crate) parts: u8,
     /// A signal is still to be posted.
-    pub(crate) needs_signal: bool,
+    pub(crate) needs_second: bool,
     /// What it ends with, whatever the device says: an error decided before.
     pub(crate) fate: Option<Status>,
 }
@@ -77,7 +77,7 @@ impl Flights {
             state: State::Free,
             port: 0,
             parts: 0,
-            needs_signal: false,
+            needs_second: false,
             fate: None,
         };
         // SAFETY: the caller keeps the arena.
@@ -138,7 +138,7 @@ impl Flights {
             generation: entry.generation,
             chain: 0,
             parts: u8::from(state == State::Posted),
-            needs_signal: false,
+            needs_second: false,
             fate: None,
         };
         self.free = next;

@@ -1,7 +1,7 @@
 //! Operations that do not end when they are submitted: fences, links, flushes, signals behind puts, deadlines,
 //! cancellation, and the loss of a peer.
 
-use verbring_sys::{Cancel, Device, Link, Posted, Status, Wc};
+use verbring_sys::{Cancel, Device, Level, Link, Posted, Status, Wc};
 
 use crate::engine::{Chain, Engine, Started};
 use crate::flight::{NONE, State};
@@ -153,7 +153,7 @@ impl<D: Device> Engine<D> {
             self.remote_of(sqe, access, len).ok_or_else(|| self.why_not_remote(sqe, access))?;
         }
         if opcode == Opcode::PutSignal {
-            self.signal_of(sqe, 0).ok_or_else(|| self.why_not_remote(sqe, Access::Write))?;
+            self.second_of(sqe, 0).ok_or_else(|| self.why_not_remote(sqe, self.access_of_signal(sqe)))?;
         }
         if matches!(opcode, Opcode::Put | Opcode::Get | Opcode::PutSignal | Opcode::Send) {
             self.local_of(sqe).ok_or_else(|| self.why_not_local(sqe))?;
@@ -209,23 +209,24 @@ impl<D: Device> Engine<D> {
                     self.complete(port, sqe, status, 0, 0);
                 }
             }
-            Started::Posted { parts, needs_signal, fate } => {
+            Started::Posted { parts, needs_second, fate } => {
                 // There is one: the wr_id was its own.
                 let Some(flight) = self.flights.take(*sqe, port as u8, State::Posted) else { return };
                 self.enter(flight, deadline, chain);
-                self.was_posted(flight, parts, needs_signal, fate);
+                self.was_posted(flight, parts, needs_second, fate);
             }
         }
     }
 
-    fn was_posted(&mut self, flight: u32, parts: u8, needs_signal: bool, fate: Option<Status>) {
+    fn was_posted(&mut self, flight: u32, parts: u8, needs_second: bool, fate: Option<Status>) {
         let entry = self.flights.at_mut(flight);
         entry.state = State::Posted;
-        (entry.parts, entry.needs_signal) = (parts, needs_signal);
+        (entry.parts, entry.needs_second) = (parts, needs_second);
         entry.fate = entry.fate.or(fate);
         let sqe = entry.sqe;
-        if needs_signal {
-            // What follows in this class must not start before the signal.
+        let is_flush = sqe.opcode() == Opcode::Flush as u8 && self.is_flush_double();
+        if needs_second || is_flush {
+            // What follows in this class must not start before the signal, nor end before the flush of the other class.
             self.set_open(sqe.peer(), sqe.class_bits() as usize, false);
             self.peers.set_waiting(sqe.peer(), true);
         }
@@ -242,7 +243,7 @@ impl<D: Device> Engine<D> {
         let peer = entry.sqe.peer();
         if wc.status.is_success() {
             // The value is a message's length or an old value; a put or signal has none.
-            if entry.parts == 0 && !(entry.needs_signal && entry.fate.is_none()) {
+            if entry.parts == 0 && !(entry.needs_second && entry.fate.is_none()) {
                 let status = entry.fate.unwrap_or(Status::Success);
                 self.finish(flight, status, if part == 0 { wc.value } else { 0 }, wc.imm);
             }
@@ -353,14 +354,19 @@ impl<D: Device> Engine<D> {
             let channel = *peer.channel(class);
             let qp = peer.qp(class);
             let other_first = peer.channel(class ^ 1).first;
-            // A signal is due before anything else starts.
-            if let Some(flight) = self.find_signal(channel.first, channel.first_held) {
+            // A second part is due before anything else starts.
+            if let Some(flight) = self.find_second(channel.first, channel.first_held) {
                 let entry = self.flights.at(flight);
-                let is_in_order = self.device.caps().ordered_signal || (channel.first == flight && entry.parts == 0);
-                if !is_in_order || !self.post_signal(flight, qp) {
+                let is_in_order = entry.sqe.opcode() == Opcode::Flush as u8
+                    || self.device.caps().ordered_signal
+                    || (channel.first == flight && entry.parts == 0);
+                if !is_in_order || !self.post_second(flight) {
                     return true;
                 }
                 continue;
+            }
+            if self.is_flush_double() && self.has_flush(channel.first, channel.first_held) {
+                return true;
             }
             let flight = channel.first_held;
             if flight == NONE {
@@ -382,22 +388,40 @@ impl<D: Device> Engine<D> {
                 Started::Done(value) => self.finish(flight, Status::Success, value, 0),
                 Started::Refused(status) => self.finish(flight, status, 0, 0),
                 Started::Full => return true,
-                Started::Posted { parts, needs_signal, fate } => {
+                Started::Posted { parts, needs_second, fate } => {
                     if let Some(peer) = self.peers.get_mut(id) {
                         peer.channel_mut(class).held_was_posted(&self.flights);
                     }
-                    self.was_posted(flight, parts, needs_signal, fate);
+                    self.was_posted(flight, parts, needs_second, fate);
                 }
             }
         }
     }
 
-    /// The flight, among those that the device has, whose signal was not posted yet. It is the last of them.
-    fn find_signal(&self, first: u32, first_held: u32) -> Option<u32> {
+    /// Whether each class is flushed by itself: where delivered is less than visible.
+    pub(crate) fn is_flush_double(&self) -> bool {
+        self.device.caps().completion < Level::Visible
+    }
+
+    /// Whether the device has a flush of this channel.
+    fn has_flush(&self, first: u32, first_held: u32) -> bool {
         let mut at = first;
         while at != NONE && at != first_held {
             let entry = self.flights.at(at);
-            if entry.needs_signal {
+            if entry.sqe.opcode() == Opcode::Flush as u8 {
+                return true;
+            }
+            at = entry.next;
+        }
+        false
+    }
+
+    /// The flight, among those that the device has, whose signal was not posted yet. It is the last of them.
+    fn find_second(&self, first: u32, first_held: u32) -> Option<u32> {
+        let mut at = first;
+        while at != NONE && at != first_held {
+            let entry = self.flights.at(at);
+            if entry.needs_second {
                 return Some(at);
             }
             at = entry.next;
@@ -405,13 +429,13 @@ impl<D: Device> Engine<D> {
         None
     }
 
-    /// Posts the signal of a flight: false if the device has no room.
-    fn post_signal(&mut self, flight: u32, qp: verbring_sys::Qp) -> bool {
+    /// Posts the second work request of a flight: false if the device has no room.
+    fn post_second(&mut self, flight: u32) -> bool {
         let entry = *self.flights.at(flight);
-        let posted = match (entry.fate, self.signal_of(&entry.sqe, self.flights.wr_id(flight, 1))) {
+        let posted = match (entry.fate, self.second_of(&entry.sqe, self.flights.wr_id(flight, 1))) {
             (Some(status), _) => Posted::Refused(status),
             // SAFETY: the word was checked just now, and is aligned.
-            (None, Some(signal)) => unsafe { self.device.post(qp, &signal) },
+            (None, Some((qp, second))) => unsafe { self.device.post(qp, &second) },
             (None, None) => Posted::Refused(Status::StaleEpoch),
         };
         let entry = self.flights.at_mut(flight);
@@ -421,7 +445,7 @@ impl<D: Device> Engine<D> {
             Posted::Done(_) => {}
             Posted::Refused(status) => entry.fate = entry.fate.or(Some(status)),
         }
-        entry.needs_signal = false;
+        entry.needs_second = false;
         if entry.parts == 0 {
             let status = entry.fate.unwrap_or(Status::Success);
             self.finish(flight, status, 0, 0);
@@ -494,9 +518,11 @@ impl<D: Device> Engine<D> {
         let entry = *self.flights.at(flight);
         let Some(peer) = self.peers.get(entry.sqe.peer()) else { return false };
         let qp = peer.qp(entry.sqe.class_bits() as usize);
+        let second_qp = self.second_of(&entry.sqe, 0).map_or(qp, |(qp, _)| qp);
         let mut fate = status;
         // The signal first, so that it does not come without its data.
         for part in [1, 0] {
+            let qp = if part == 1 { second_qp } else { qp };
             let outcome = self.device.cancel(qp, self.flights.wr_id(flight, part));
             if outcome == Cancel::Unable {
                 continue;
@@ -509,7 +535,7 @@ impl<D: Device> Engine<D> {
             entry.fate = entry.fate.or(Some(fate));
         }
         let entry = self.flights.at(flight);
-        if entry.parts != 0 || (entry.fate.is_none() && !entry.needs_signal) {
+        if entry.parts != 0 || (entry.fate.is_none() && !entry.needs_second) {
             return false;
         }
         let (status, peer) = (entry.fate.unwrap_or(status), entry.sqe.peer());
@@ -557,8 +583,8 @@ impl<D: Device> Engine<D> {
                     let status = if entry.chain != 0 { Status::Cancelled } else { cause };
                     engine.finish(flight, status, 0, 0);
                 }
-                State::Posted if entry.needs_signal => {
-                    entry.needs_signal = false;
+                State::Posted if entry.needs_second => {
+                    entry.needs_second = false;
                     entry.fate = entry.fate.or(Some(cause));
                     if entry.parts == 0 {
                         engine.finish(flight, cause, 0, 0);

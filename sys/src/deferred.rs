@@ -203,8 +203,8 @@ unsafe impl<D: Device> Device for Deferred<D> {
         }
     }
 
-    fn ring(&mut self) {
-        self.inner.ring();
+    fn ring(&mut self, now: u64) {
+        self.inner.ring(now);
     }
 
     fn poll(&mut self, now: u64, wcs: &mut [Wc]) -> usize {

@@ -132,6 +132,8 @@ pub struct Granted {
     pub len: u64,
     /// Whether the mapping allows writing.
     pub writable: bool,
+    /// Whether both sides can do atomics on it.
+    pub atomics: bool,
 }
 
 /// What happened on the control side.
@@ -218,6 +220,8 @@ pub enum DeviceError {
     Closed,
     /// The other side's process died.
     Died,
+    /// The other side's NIC does not answer.
+    NoAnswer,
     /// A table is full.
     Full {
         /// Which one.
@@ -264,6 +268,10 @@ impl fmt::Display for DeviceError {
             TimedOut => f.write_str("the handshake was not answered in time; does the other side call control()?"),
             Closed => f.write_str("the other side closed the connection; connect again when it is back"),
             Died => f.write_str("the other side's process died; connect again when it is back"),
+            NoAnswer => f.write_str(
+                "the other side's NIC does not answer: its host, its process or the network is down; connect again when \
+                 it is back",
+            ),
             Full { what, limit } => write!(f, "all {limit} {what} are in use; give one up, or configure more"),
             NotShareable => {
                 f.write_str("this memory cannot be reached by peers over this device; register a shared Region instead")
@@ -367,7 +375,7 @@ pub unsafe trait Device {
     unsafe fn post(&mut self, qp: Qp, wr: &Wr) -> Posted;
 
     /// Rings the doorbell for what was posted; once a batch.
-    fn ring(&mut self);
+    fn ring(&mut self, now: u64);
 
     /// Makes progress, and writes completions to the front of `wcs`: how many.
     fn poll(&mut self, now: u64, wcs: &mut [Wc]) -> usize;

@@ -22,6 +22,9 @@ mod device;
 pub mod lane;
 pub mod local;
 mod mrs;
+#[cfg(feature = "std")]
+pub mod rc;
+pub mod rnic;
 #[cfg(feature = "shm")]
 pub mod shm;
 mod status;

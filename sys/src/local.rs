@@ -215,7 +215,7 @@ impl Local {
                 if let Some(place) = self.imports.get_mut(rkey as usize) {
                     *place = Some(grant.memory);
                 }
-                Some(Granted { rkey, base: base.as_ptr() as u64, len: len as u64, writable })
+                Some(Granted { rkey, base: base.as_ptr() as u64, len: len as u64, writable, atomics: true })
             });
             return Some(Event::Message { link, message: packet.message, granted });
         }
@@ -324,7 +324,7 @@ unsafe impl Device for Local {
     }
 
     #[inline(always)]
-    fn ring(&mut self) {}
+    fn ring(&mut self, _now: u64) {}
 
     #[inline(always)]
     fn poll(&mut self, _now: u64, wcs: &mut [Wc]) -> usize {

@@ -1,11 +1,15 @@
 //! Two engines in one thread, stepped in virtual time: what the tests of several rooms share.
 
+pub mod netns;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbring::{
-    Arena, Completion, Config, Device, Engine, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm,
-    ShmOptions, SizeClass, Window, open_with,
+    Arena, Completion, Config, Device, Engine, Level, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm,
+    ShmOptions, SizeClass, Sqe, Status, Window, open_with,
 };
+use verbring_sim::device::{FabricDevice, FabricOptions};
+use verbring_sim::fabric::{Fabric, FabricConfig};
 use verbring_sys::local::{Local, WireRef};
 use verbring_sys::{Deferred, Faults};
 
@@ -31,6 +35,8 @@ pub struct World<D: Device> {
     pub ba: PeerId,
     /// Virtual time.
     pub now: u64,
+    /// Where `a` finds `b`; empty where that has no name.
+    pub address: String,
 }
 
 /// Sizes that fill up soon.
@@ -97,7 +103,19 @@ pub fn shm(config: Config) -> World<Shm> {
     let (mut a, b) = (shm_engine(config), shm_engine(config));
     let name = b.device().name().to_string();
     a.connect(&name, 0).expect("a connection");
-    World::meet(a, b)
+    World { address: name, ..World::meet(a, b) }
+}
+
+/// Two engines at the first two nodes of a network.
+pub fn on_fabric(config: Config, network: FabricConfig, options: FabricOptions) -> World<FabricDevice> {
+    let fabric = Fabric::new(network);
+    let device = |node| {
+        let fabric = fabric.clone();
+        move |node_id| fabric.device(node, node_id, network.seed, options).expect("a device on the fabric")
+    };
+    let (mut a, b) = (engine(config, device(0)), engine(config, device(1)));
+    a.connect(&Fabric::address(1), 0).expect("a connection");
+    World { address: Fabric::address(1), ..World::meet(a, b) }
 }
 
 /// Two engines over shared memory that answer late, by `faults` and a seed, and the names of `a` and `b`.
@@ -132,7 +150,7 @@ impl<D: Device> World<D> {
                 }
             }
             if let (Some(ab), Some(ba)) = (ab, ba) {
-                return World { a, b, ab, ba, now };
+                return World { a, b, ab, ba, now, address: String::new() };
             }
         }
         panic!("the engines do not meet");
@@ -160,12 +178,13 @@ impl<D: Device> World<D> {
         notices
     }
 
-    /// Control work until both sides are up and every import was answered: what each side was told.
-    pub fn settle(&mut self) -> [Vec<Notice>; 2] {
+    /// Turns and control work until nothing more is told, for longer than a lost packet takes: what each side was told.
+    pub fn told(&mut self) -> [Vec<Notice>; 2] {
         let mut told = [Vec::new(), Vec::new()];
         let mut quiet = 0;
-        while quiet < 10 {
+        while quiet < 2000 {
             quiet += 1;
+            self.step();
             for (engine, told) in [&mut self.a, &mut self.b].into_iter().zip(&mut told) {
                 while let Some(notice) = engine.control(self.now) {
                     told.push(notice);
@@ -181,7 +200,7 @@ impl<D: Device> World<D> {
         let window = self.a.window(len, rights).expect("a window");
         let remote = self.a.remote(&window).expect("a Remote");
         let key = self.b.import(self.ba, &remote).expect("an import");
-        assert!(self.settle()[1].contains(&Notice::Imported { key }));
+        assert!(self.told()[1].contains(&Notice::Imported { key }));
         (window, key)
     }
 
@@ -194,6 +213,35 @@ impl<D: Device> World<D> {
             self.step();
         }
         panic!("it does not happen");
+    }
+
+    /// Connects both again after the connection broke.
+    pub fn meet_again(&mut self) {
+        self.a.disconnect(self.ab, self.now);
+        self.b.disconnect(self.ba, self.now);
+        self.ab = self.a.connect(&self.address, self.now).expect("a connection");
+        let (mut is_a_up, mut ba) = (false, None);
+        while !is_a_up || ba.is_none() {
+            self.step();
+            while let Some(notice) = self.a.control(self.now) {
+                is_a_up |= matches!(notice, Notice::Connected { .. });
+            }
+            while let Some(notice) = self.b.control(self.now) {
+                if let Notice::Connected { peer, .. } = notice {
+                    ba = Some(peer);
+                }
+            }
+        }
+        self.ba = ba.expect("just set");
+    }
+
+    /// Waits until everything that `a` did is visible to `b`'s CPU, where a completion does not say so.
+    pub fn settle(&mut self) {
+        if self.a.caps().completion < Level::Visible {
+            self.a.push(Sqe::flush(self.ab).user_data(u64::MAX)).expect("room for a flush");
+            let done = self.until(|world| world.a.reap());
+            assert_eq!((done.user_data, done.status), (u64::MAX, Status::Success));
+        }
     }
 
     /// The next completion of `a`.

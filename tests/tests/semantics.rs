@@ -661,7 +661,7 @@ fn reconnect_with_operations_in_flight() {
         let lost = Status::ConnectionLost;
         let ends = statuses(&mut world, 4);
         assert_eq!(ends.into_values().collect::<Vec<_>>(), [lost, Status::OutcomeUnknown, lost, lost]);
-        world.settle();
+        world.told();
         let done = world.until(|world| world.b.reap());
         assert_eq!((done.user_data, done.status), (9, lost));
         // SAFETY: it only makes the device faster.
@@ -683,13 +683,13 @@ fn reconnect_after_a_break() {
         world.a.push(Sqe::put_word(1, key.at(0)).deadline(world.now + 50_000)).unwrap();
         assert_eq!(world.reap().status, Status::DeadlineExceeded);
         assert_eq!(world.a.import_state(key), Some(ImportState::Failed(Status::ConnectionLost)));
-        world.settle();
+        world.told();
         if side == 0 {
             world.a.reconnect(world.ab, &names[1], world.now).unwrap();
         } else {
             world.b.reconnect(world.ba, &names[0], world.now).unwrap();
         }
-        let told = world.settle();
+        let told = world.told();
         assert!(matches!(told[0][0], Notice::Connected { peer, .. } if peer == world.ab), "{told:?}");
         assert_eq!(told[0][1..], [Notice::Imported { key }]);
         assert!(matches!(told[1][..], [Notice::Connected { peer, .. }] if peer == world.ba), "{told:?}");
@@ -710,7 +710,7 @@ fn stale_after_a_reconnect() {
     world.a.reconnect(world.ab, &names[1], world.now).unwrap();
     world.b.bump_epoch(&window).unwrap();
     assert!(matches!(world.b.close_window(&closed, world.now, u64::MAX), Err(AccessError::Busy { .. })));
-    let [told, _] = world.settle();
+    let [told, _] = world.told();
     for key in [key, gone] {
         assert!(told.contains(&Notice::ImportFailed { key, status: Status::StaleEpoch }), "{told:?}");
         world.a.push(Sqe::put_word(1, key.at(0))).unwrap();
@@ -721,7 +721,7 @@ fn stale_after_a_reconnect() {
     world.b.close_window(&closed, world.now, u64::MAX).unwrap();
     // What was known to be stale before is not asked for again.
     world.a.reconnect(world.ab, &names[1], world.now).unwrap();
-    let [told, _] = world.settle();
+    let [told, _] = world.told();
     assert_eq!(told[1..], [Notice::Imported { key: good }]);
 }
 
@@ -741,7 +741,7 @@ fn reconnect_to_an_engine_that_was_started_again() {
     // Under the same number as the one that was imported.
     let window = world.b.window(4096, Rights::all()).unwrap();
     world.a.reconnect(world.ab, &names[1], world.now).unwrap();
-    let [told, at_b] = world.settle();
+    let [told, at_b] = world.told();
     assert!(matches!(told[0], Notice::Connected { peer, .. } if peer == world.ab), "{told:?}");
     assert_eq!(told[1..], [Notice::ImportFailed { key, status: Status::StaleEpoch }]);
     world.a.push(Sqe::put_word(1, key.at(0))).unwrap();
@@ -773,7 +773,7 @@ fn both_sides_reconnect() {
             turns(&mut world, turn);
             world.b.reconnect(world.ba, &names[0], world.now).unwrap();
             (0..4).for_each(|bit| turns(&mut world, bit + turn % 2));
-            world.settle();
+            world.told();
             let up = Some(PeerState::Up);
             assert_eq!((world.a.peer_state(world.ab), world.b.peer_state(world.ba)), (up, up), "round {round}");
             let ready = Some(ImportState::Ready);
@@ -786,7 +786,7 @@ fn both_sides_reconnect() {
         assert_eq!(window.load(0), 4);
         // Nothing else is left: there is one connection, and when it goes no side has a peer that is up.
         world.a.disconnect(world.ab, world.now);
-        let [_, told] = world.settle();
+        let [_, told] = world.told();
         assert!(matches!(told[..], [Notice::Lost { peer, .. }] if peer == world.ba), "round {round}: {told:?}");
     }
 }
@@ -799,7 +799,7 @@ fn reconnect_with_a_full_table_and_without_a_peer() {
     let keys: Vec<_> = (0..16).map(|_| world.import(&window)).collect();
     world.a.reconnect(world.ab, &names[1], world.now).unwrap();
     world.a.release(keys[15]).unwrap();
-    let [told, _] = world.settle();
+    let [told, _] = world.told();
     assert_eq!(told.len(), 16, "one connection, and each import once: {told:?}");
     for key in &keys[..15] {
         world.a.push(Sqe::fetch_add(key.at(0), 1)).unwrap();

@@ -378,7 +378,7 @@ impl Shm {
         let Some(rkey) = self.nic.import(import) else { return Ok(None) };
         let (base, len) = (region.base().as_ptr() as u64, region.len() as u64);
         self.imports[rkey as usize] = Some(region);
-        Ok(Some(Granted { rkey, base, len, writable: grant.writable }))
+        Ok(Some(Granted { rkey, base, len, writable: grant.writable, atomics: true }))
     }
 
     fn work(&mut self, now: u64) {
@@ -621,7 +621,7 @@ unsafe impl Device for Shm {
     }
 
     #[inline(always)]
-    fn ring(&mut self) {}
+    fn ring(&mut self, _now: u64) {}
 
     #[inline(always)]
     fn poll(&mut self, _now: u64, wcs: &mut [Wc]) -> usize {

@@ -1,0 +1,120 @@
+//! Devices on a [`Fabric`].
+
+use core::net::IpAddr;
+use std::string::ToString;
+
+use verbring_slab::{Arena, Region, RegionOptions};
+use verbring_sys::DeviceError;
+use verbring_sys::channel::{Medium, PACKET_BYTES};
+use verbring_sys::rc::{Arrival, Carrier, RcDevice, RcOptions};
+use verbring_sys::rnic::Rnic;
+
+use crate::fabric::{Fabric, FabricPort, address};
+use crate::nic::{NicConfig, Weakness};
+use crate::soft::{Patience, Soft};
+
+/// A device whose packets and control packets go over a fabric. Its address is the number of its node.
+pub type FabricDevice = RcDevice<Soft<FabricPort>, FabricCarrier>;
+
+/// Control packets as datagrams on a fabric.
+#[derive(Debug)]
+pub struct FabricCarrier(FabricPort);
+
+/// When a control packet that was not answered is sent again, and how often.
+const MEDIUM: Medium = Medium::Datagrams { resend_ns: 50_000, tries: 16 };
+
+impl Carrier for FabricCarrier {
+    type Route = u32;
+
+    fn medium(&self) -> Medium {
+        MEDIUM
+    }
+
+    fn open(&mut self, address: &str, _now: u64) -> Result<u32, DeviceError> {
+        address.parse().map_err(|_| DeviceError::BadName)
+    }
+
+    fn send(&mut self, route: u32, packet: &[u8; PACKET_BYTES], now: u64) -> Result<bool, DeviceError> {
+        self.0.send_control(now, route, packet);
+        Ok(true)
+    }
+
+    fn receive(&mut self, now: u64) -> Option<Arrival<u32>> {
+        let mut bytes = [0; PACKET_BYTES];
+        let (route, len) = self.0.receive_control(now, &mut bytes)?;
+        // What is missing makes it a damaged one.
+        bytes.get_mut(len..)?.fill(0);
+        Some(Arrival::Packet { route, bytes })
+    }
+
+    fn close(&mut self, _route: u32) {}
+
+    fn peer_ip(&self, route: u32) -> Option<IpAddr> {
+        Some(address(route))
+    }
+}
+
+/// How a device on a fabric is.
+#[derive(Clone, Copy, Debug)]
+pub struct FabricOptions {
+    /// Connections.
+    pub max_links: u32,
+    /// What its NIC does not do well.
+    pub weakness: Weakness,
+    /// How long it waits for answers.
+    pub patience: Patience,
+    /// Packets of a queue pair under way.
+    pub window: u32,
+}
+
+impl Default for FabricOptions {
+    fn default() -> FabricOptions {
+        FabricOptions {
+            max_links: 4,
+            weakness: Weakness::NONE,
+            patience: Patience { timeout: 4, retry_count: 7 },
+            window: 128,
+        }
+    }
+}
+
+impl Fabric {
+    /// A device at a node. `node_id` is the incarnation id of its engine; together with `seed` it makes everything random
+    /// in it.
+    pub fn device(
+        &self,
+        node: u32,
+        node_id: u64,
+        seed: u64,
+        options: FabricOptions,
+    ) -> Result<FabricDevice, DeviceError> {
+        let links = options.max_links.next_power_of_two();
+        let config = NicConfig {
+            max_qps: links * verbring_sys::CLASSES as u32,
+            max_cqs: 1,
+            sq_depth: 64,
+            rq_depth: 64,
+            cq_depth: (links * 4 * 128).next_power_of_two(),
+            max_keys: 512,
+            window: options.window,
+            weakness: options.weakness,
+            seed: seed ^ node_id.rotate_left(17),
+            ..NicConfig::new(address(node))
+        };
+        let arena = |bytes| {
+            let region = Region::private(bytes, RegionOptions::default());
+            region.map(Arena::from_region).map_err(|_| DeviceError::System { call: "mmap", errno: 12 })
+        };
+        let name = "fabric";
+        let nic = Soft::new(name, arena(config.bytes())?, config, options.patience, self.port(node))?;
+        let rc = RcOptions { max_links: links };
+        let bytes = FabricDevice::bytes(nic.caps(), rc);
+        let first_epoch = (seed ^ node_id) as u32;
+        RcDevice::new(nic, FabricCarrier(self.port(node)), arena(bytes)?, rc, node_id, first_epoch)
+    }
+
+    /// The address of a node, to be connected to.
+    pub fn address(node: u32) -> std::string::String {
+        node.to_string()
+    }
+}
