@@ -630,16 +630,17 @@ impl<D: Device> Engine<D> {
             (entry.state, entry.fate, entry.deadline) = (State::Draining, Some(status), now.saturating_add(drain));
             engine.next_deadline = engine.next_deadline.min(entry.deadline);
         });
-        self.forget_access_of(id);
+        self.lose_access_of(id);
     }
 
     /// Ends a connection and frees the peer's place. Its operations end as `ConnectionLost`, its imports are gone; the
-    /// peer notices.
+    /// peer notices. For a connection that is to be made anew see [`reconnect`](Engine::reconnect).
     pub fn disconnect(&mut self, peer: PeerId, now: u64) {
         if self.peers.get(peer.0).is_none() {
             return;
         }
         self.break_connection(peer.0, Status::ConnectionLost, now);
+        self.forget_imports_of(peer.0);
         self.peers.set_waiting(peer.0, false);
         if let Some(entry) = self.peers.get_mut(peer.0) {
             entry.id = 0;

@@ -19,7 +19,9 @@ use std::vec::Vec;
 
 use verbring_slab::{Arena, ArenaFull, Table};
 
-use crate::channel::{Body, Channel, GREETING_BYTES, Grant, Heard, Medium, PACKET_BYTES, Packet, Reason};
+use crate::channel::{
+    Body, Channel, GREETING_BYTES, Grant, Heard, Medium, PACKET_BYTES, Packet, Reason, answer_stranger,
+};
 use crate::rnic::{
     AsyncEvent, MrAccess, MrKeys, PostError, QpAddress, RecvWr, Rnic, RnicCaps, RnicWc, SendFlags, SendOp, SendWr,
     WcOp, WcStatus,
@@ -1066,29 +1068,28 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         let packet = match Packet::decode(bytes) {
             Ok(packet) => packet,
             Err(cause) => {
-                if let DeviceError::Version { .. } = cause {
-                    self.reject(now, route, 0, Reason::Version);
+                if let Some(answer) = Packet::reject_version(bytes) {
+                    let _ = self.carrier.send(route, &answer.encode(), now);
                 }
                 if is_stream {
                     self.end_route(route, cause);
+                    return;
+                }
+                for connection in self.links.iter_mut().flatten().filter(|c| c.route == route) {
+                    let _ = connection.channel.handle_undecodable(cause);
                 }
                 return;
             }
         };
-        let found = self.links.iter().position(|c| {
-            c.as_ref().is_some_and(|c| {
-                let is_of_it = c.channel.epoch() == packet.to;
-                let is_again = matches!(packet.body, Body::Hello { .. }) && c.channel.is_answer_to(&packet);
-                c.route == route && (is_of_it || is_again)
-            })
-        });
+        let is_it = |c: &Option<Connection<C::Route>>| {
+            c.as_ref().is_some_and(|c| c.route == route && c.channel.is_for(&packet))
+        };
+        let found = self.links.iter().position(is_it);
         let Some(index) = found else {
             match packet.body {
                 Body::Hello { replaces, greeting } => self.welcome(now, route, &packet, replaces, &greeting),
-                // Another version's, which does not know our epochs.
-                Body::Reject(reason) if is_stream => self.end_route(route, reason.cause(packet.version)),
                 _ => {
-                    if let Some(answer) = packet.stranger(self.node) {
+                    if let Some(answer) = answer_stranger(&packet) {
                         let _ = self.carrier.send(route, &answer.encode(), now);
                     }
                 }
@@ -1103,14 +1104,14 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         match connection.channel.handle(now, &packet) {
             Err(cause) => self.end(link, cause),
             Ok(None) => {}
-            Ok(Some(Heard::Welcome { greeting })) => match self.join(link, &greeting) {
+            Ok(Some(Heard::Welcome { greeting, .. })) => match self.join(link, &greeting) {
                 Ok(()) => self.came_up(link),
                 Err(cause) => self.end(link, cause),
             },
             Ok(Some(Heard::Ready)) => self.came_up(link),
             Ok(Some(Heard::Message { message, grant })) => {
                 let granted = grant.map(|grant| Granted {
-                    rkey: grant.key,
+                    rkey: grant.mr,
                     base: grant.base,
                     len: grant.len,
                     writable: grant.writable,
@@ -1124,7 +1125,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     fn came_up(&mut self, link: Link) {
         let Some(Some(connection)) = self.links.get_mut(link.0 as usize) else { return };
         connection.is_up = true;
-        let (node, incoming, epoch) = (connection.channel.peer(), connection.incoming, connection.channel.epoch());
+        let (node, incoming, epoch) = (connection.channel.peer_node(), connection.incoming, connection.channel.epoch());
         let (peer_epoch, replaces) = (connection.channel.peer_epoch(), connection.replaces);
         self.events.push_back(Event::Up { link, node, incoming, epoch, peer_epoch, replaces });
     }
@@ -1138,18 +1139,21 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         self.carrier.close(route);
     }
 
-    fn reject(&mut self, now: u64, route: C::Route, to: u32, reason: Reason) {
-        let packet = Packet::new(self.node, 0, to, 0, Body::Reject(reason));
-        let _ = self.carrier.send(route, &packet.encode(), now);
+    fn reject(&mut self, now: u64, route: C::Route, hello: &Packet, reason: Reason) {
+        if let Some(packet) = hello.reject(reason) {
+            let _ = self.carrier.send(route, &packet.encode(), now);
+        }
     }
 
     /// Somebody wants to connect.
     fn welcome(&mut self, now: u64, route: C::Route, hello: &Packet, replaces: u32, greeting: &[u8; GREETING_BYTES]) {
         let Ok((link, line, ours)) = self.prepare() else {
-            return self.reject(now, route, hello.from, Reason::Full);
+            return self.reject(now, route, hello, Reason::Full);
         };
         let epoch = self.new_epoch();
-        let channel = Channel::accept(hello, self.node, epoch, ours.encode(), self.carrier.medium(), now);
+        // It is a hello: the caller looked.
+        let accepted = Channel::accept(hello, self.node, epoch, ours.encode(), self.carrier.medium(), now);
+        let Ok(channel) = accepted else { return };
         self.links[link.0 as usize] = Some(Connection {
             channel,
             route,
@@ -1297,7 +1301,7 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
                 let keys = registration.remote.ok_or(DeviceError::NotShareable)?;
                 let len = registration.memory.range().1 as u64;
                 let writable = registration.rights.intersects(Rights::WRITE | Rights::ATOMIC);
-                Some(Grant { key: keys.rkey, epoch: 0, base: keys.iova, len, writable })
+                Some(Grant { mr: keys.rkey, epoch: 0, base: keys.iova, len, writable })
             }
         };
         let connection = self.links.get_mut(link.0 as usize).and_then(Option::as_mut);

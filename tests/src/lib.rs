@@ -118,6 +118,25 @@ pub fn on_fabric(config: Config, network: FabricConfig, options: FabricOptions) 
     World { address: Fabric::address(1), ..World::meet(a, b) }
 }
 
+/// Two engines over shared memory that answer late, by `faults` and a seed, and the names of `a` and `b`.
+pub fn deferred_shm(config: Config, seed: u64, faults: Faults) -> (World<Deferred<Shm>>, [String; 2]) {
+    let names = [name("late"), name("late")];
+    let [mut a, b] = [0, 1].map(|i: usize| {
+        let options = ShmOptions { max_links: config.max_peers, max_imports: config.max_imports };
+        let shm = |node| Shm::bind(&names[i], node, options).expect("a shm device");
+        engine(config, |node| Deferred::new(shm(node), seed ^ node, faults))
+    });
+    a.connect(&names[1], 0).expect("a connection");
+    (World::meet(a, b), names)
+}
+
+/// A world, and the names of `a` and `b`.
+pub fn named_shm(config: Config) -> (World<Shm>, [String; 2]) {
+    let world = shm(config);
+    let names = [&world.a, &world.b].map(|engine| engine.device().name().to_string());
+    (world, names)
+}
+
 impl<D: Device> World<D> {
     /// Steps both engines until each knows the other.
     pub fn meet(mut a: Engine<D>, mut b: Engine<D>) -> World<D> {
@@ -157,6 +176,32 @@ impl<D: Device> World<D> {
             }
         }
         notices
+    }
+
+    /// Turns and control work until nothing more is told, for longer than a lost packet takes: what each side was told.
+    pub fn told(&mut self) -> [Vec<Notice>; 2] {
+        let mut told = [Vec::new(), Vec::new()];
+        let mut quiet = 0;
+        while quiet < 2000 {
+            quiet += 1;
+            self.step();
+            for (engine, told) in [&mut self.a, &mut self.b].into_iter().zip(&mut told) {
+                while let Some(notice) = engine.control(self.now) {
+                    told.push(notice);
+                    quiet = 0;
+                }
+            }
+        }
+        told
+    }
+
+    /// `b`'s key for a new window of `a`.
+    pub fn export_back(&mut self, len: usize, rights: Rights) -> (Window, RemoteKey) {
+        let window = self.a.window(len, rights).expect("a window");
+        let remote = self.a.remote(&window).expect("a Remote");
+        let key = self.b.import(self.ba, &remote).expect("an import");
+        assert!(self.told()[1].contains(&Notice::Imported { key }));
+        (window, key)
     }
 
     /// Steps until `done` has an answer.
