@@ -41,8 +41,8 @@ const SLOT: u32 = 16;
 const LINE: usize = 64;
 /// Where a flush reads.
 const PROBE: u64 = 16;
-/// Work requests of the NIC that are kept for what the device does by itself: telling receives.
-const RESERVED: u32 = 1;
+/// Work requests of the NIC that are kept for what the device does by itself: telling receives, behind a read.
+const RESERVED: u32 = 2;
 
 /// What control packets travel over. A route is a way to one peer: a stream, or an address.
 pub trait Carrier {
@@ -803,14 +803,21 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         Some(self.receives.at(queue * DEPTH + first % DEPTH).wr_id)
     }
 
-    /// Tells the peer how many receives were ever posted, one write at a time.
+    /// Tells the peer how many receives were ever posted, one write at a time. Where writes may overtake each other, a read
+    /// goes between them: an older number must not be the last to arrive.
     fn tell_receives(&mut self, queue: u32) {
         let Queue { told, granted, is_telling, down, theirs, their_key, sent, .. } = *self.queues.at(queue);
-        if told == granted || is_telling || down.is_some() || sent.len >= self.rnic_caps.sq_depth {
+        if told == granted || is_telling || down.is_some() || sent.len + RESERVED > self.rnic_caps.sq_depth {
             return;
         }
         let class = u64::from(queue / self.links.len() as u32 % CLASSES as u32);
-        let write = SendWr { remote: theirs + 8 * class, rkey: their_key, ..SendWr::EMPTY };
+        let mut write = SendWr { remote: theirs + 8 * class, rkey: their_key, ..SendWr::EMPTY };
+        if !self.rnic_caps.ordered_writes {
+            if self.probe(queue, Kind::Part).is_err() {
+                return;
+            }
+            write.flags |= SendFlags::FENCE;
+        }
         if self.send(queue, Kind::Credit, write, Place::Data([u64::from(granted), 0], 8)).is_ok() {
             let q = self.queues.at_mut(queue);
             (q.told, q.is_telling) = (granted, true);
