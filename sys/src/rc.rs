@@ -806,7 +806,8 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         Some(self.receives.at(queue * DEPTH + first % DEPTH).wr_id)
     }
 
-    /// Tells the peer how many receives were ever posted, one write at a time.
+    /// Tells the peer how many receives were ever posted, one write at a time. Where writes may overtake each other, a read
+    /// goes between them: an older number must not be the last to arrive.
     fn tell_receives(&mut self, queue: u32) {
         let Queue { told, granted, is_telling, down, theirs, their_key, sent, .. } = *self.queues.at(queue);
         if told == granted || is_telling || down.is_some() || sent.len + RESERVED > self.rnic_caps.sq_depth {

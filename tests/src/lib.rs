@@ -1,12 +1,13 @@
 //! Two engines in one thread, stepped in virtual time: what the tests of several rooms share.
 
+pub mod litmus;
 pub mod netns;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbring::{
     Arena, Completion, Config, Device, Engine, Level, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm,
-    ShmOptions, SizeClass, Sqe, Status, Window, open_with,
+    ShmOptions, SizeClass, Slab, Sqe, Status, Window, open_with,
 };
 use verbring_sim::device::{FabricDevice, FabricOptions};
 use verbring_sim::fabric::{Fabric, FabricConfig};
@@ -109,11 +110,26 @@ pub fn shm(config: Config) -> World<Shm> {
 /// Two engines at the first two nodes of a network.
 pub fn on_fabric(config: Config, network: FabricConfig, options: FabricOptions) -> World<FabricDevice> {
     let fabric = Fabric::new(network);
-    let device = |node| {
-        let fabric = fabric.clone();
-        move |node_id| fabric.device(node, node_id, network.seed, options).expect("a device on the fabric")
-    };
-    let (mut a, b) = (engine(config, device(0)), engine(config, device(1)));
+    pair_on([0, 1].map(|node| engine_on(&fabric, node, config, &CLASSES, network.seed, options)))
+}
+
+/// The engine of a node of a network. It is the same in every run of a seed.
+pub fn engine_on(
+    fabric: &Fabric,
+    node: u32,
+    config: Config,
+    classes: &[SizeClass],
+    seed: u64,
+    options: FabricOptions,
+) -> Engine<FabricDevice> {
+    let config = Config { node: u64::from(node) + 1, secret: [7; 16], ..config };
+    let slab = Slab::new(arena(Slab::bytes(classes)), classes).expect("a slab");
+    let device = fabric.device(node, config.node, seed, options).expect("a device on the fabric");
+    Engine::new(device, arena(config.bytes()), Some(slab), config).expect("an engine")
+}
+
+/// Connects the engines of the nodes 0 and 1.
+pub fn pair_on([mut a, b]: [Engine<FabricDevice>; 2]) -> World<FabricDevice> {
     a.connect(&Fabric::address(1), 0).expect("a connection");
     World { address: Fabric::address(1), ..World::meet(a, b) }
 }

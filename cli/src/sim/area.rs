@@ -128,9 +128,9 @@ impl Area {
         self.check(0, seen, u32::MAX)?;
         let newest = self.open.iter().map(|w| w.number).max();
         if let Some(newest) = newest {
-            for k in 0..AREA {
+            for (k, byte) in seen.iter().enumerate() {
                 if self.open.iter().any(|w| w.covers(k)) {
-                    (self.known[k], self.stamp[k]) = (seen[k], newest);
+                    (self.known[k], self.stamp[k]) = (*byte, newest);
                 }
             }
             self.open.clear();

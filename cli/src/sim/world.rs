@@ -527,7 +527,7 @@ impl World {
         engine.submit(now);
         engine.poll(now);
         self.reap(node)?;
-        let must_look = self.turn.is_multiple_of(16) || self.now % 64 == 0;
+        let must_look = self.turn.is_multiple_of(16);
         while must_look && let Some(notice) = self.nodes[node].engine.as_mut().and_then(|e| e.control(now)) {
             self.notice(node, notice)?;
         }
