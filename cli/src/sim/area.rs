@@ -3,10 +3,13 @@
 /// Bytes of an area.
 pub(super) const AREA: usize = 2048;
 
+/// What one byte of a put differs from the one before it by.
+const STEP: u8 = 31;
+
 /// The byte that put number `number` writes at `at`.
 #[inline]
 pub(super) fn byte_of(number: u32, at: usize) -> u8 {
-    (number.wrapping_mul(0x9e37_79b1) >> 13).wrapping_add(at as u32 * 31) as u8
+    ((number.wrapping_mul(0x9e37_79b1) >> 13) as u8).wrapping_add((at as u8).wrapping_mul(STEP))
 }
 
 /// What is known of a put.
@@ -28,6 +31,11 @@ struct Write {
 }
 
 impl Write {
+    /// The part of `len` bytes from `at` on that it writes.
+    fn within(&self, at: usize, len: usize) -> (usize, usize) {
+        (self.at.saturating_sub(at).min(len), (self.at + self.len).saturating_sub(at).min(len))
+    }
+
     fn covers(&self, at: usize) -> bool {
         (self.at..self.at + self.len).contains(&at)
     }
@@ -92,21 +100,36 @@ impl Area {
             let first = || seen.iter().zip(&self.known[at..]).position(|(a, b)| a != b).unwrap_or(0);
             return if same { Ok(()) } else { Err(at + first()) };
         }
-        let near: Vec<&Write> = self.open.iter().filter(|w| touches(w)).collect();
-        for (i, byte) in seen.iter().enumerate() {
-            let k = at + i;
-            let covering = near.iter().filter(|w| w.covers(k) && w.number > self.stamp[k]);
-            // What is surely there hides what was before it: all of that if writes are ordered, the known byte in any case.
-            let sure = covering.clone().filter(|w| w.number <= floor && w.fate != Fate::Lost);
-            let newest = sure.map(|w| w.number).max();
-            let is_known = newest.is_none() && *byte == self.known[k];
-            let hidden_below = if self.order == Order::Relaxed { 0 } else { newest.unwrap_or(0) };
-            let is_open = covering.clone().any(|w| w.number >= hidden_below && *byte == byte_of(w.number, k));
-            if !is_known && !is_open {
-                return Err(k);
+        // The newest put that surely is there, for each byte: it hides what was before it.
+        let mut newest = vec![0; seen.len()];
+        let near = || self.open.iter().filter(|w| touches(w));
+        for write in near().filter(|w| w.number <= floor && w.fate != Fate::Lost) {
+            let (from, to) = write.within(at, seen.len());
+            for (newest, stamp) in newest[from..to].iter_mut().zip(&self.stamp[at + from..]) {
+                if write.number > *stamp {
+                    *newest = write.number.max(*newest);
+                }
             }
         }
-        Ok(())
+        let mut is_right: Vec<bool> = seen
+            .iter()
+            .zip(&self.known[at..])
+            .zip(&newest)
+            .map(|((seen, known), newest)| *newest == 0 && seen == known)
+            .collect();
+        for write in near() {
+            let (from, to) = write.within(at, seen.len());
+            let (number, is_free) = (write.number, self.order == Order::Relaxed);
+            let stamps = &self.stamp[at + from..at + to];
+            let bytes = seen[from..to].iter().zip(stamps).zip(&newest[from..to]).zip(&mut is_right[from..to]);
+            let mut expected = byte_of(number, at + from);
+            for (((seen, stamp), newest), is_right) in bytes {
+                let may_be = number > *stamp && (is_free || number >= *newest);
+                *is_right |= may_be && *seen == expected;
+                expected = expected.wrapping_add(STEP);
+            }
+        }
+        is_right.iter().position(|right| !right).map_or(Ok(()), |k| Err(at + k))
     }
 
     /// What may be at a byte, in words.
@@ -146,8 +169,8 @@ mod tests {
     fn image(puts: &[(u32, usize, usize)]) -> Vec<u8> {
         let mut bytes = vec![0; AREA];
         for (number, at, len) in puts {
-            for k in *at..at + len {
-                bytes[k] = byte_of(*number, k);
+            for (k, byte) in bytes.iter_mut().enumerate().skip(*at).take(*len) {
+                *byte = byte_of(*number, k);
             }
         }
         bytes

@@ -217,10 +217,6 @@ defects! {
     AckCompletesReads,
     /// The ICRC is not looked at.
     IcrcIgnored,
-    /// A fence holds nothing back.
-    FenceIgnored,
-    /// A write is allowed one byte behind the end of its memory.
-    BoundsOffByOne,
     /// The result of an atomic is that of the one before it.
     OldAtomicResult,
 }

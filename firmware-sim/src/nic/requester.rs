@@ -129,11 +129,10 @@ impl Nic {
 
     /// Begins a work request: gives it its packet numbers. False if it has to wait.
     fn number(&mut self, place: u32, wqe: &Wqe) -> bool {
-        let is_fence_kept = !self.has(Defect::FenceIgnored);
         let qp = self.qps.at(place);
         let req = &qp.req;
         let must_wait = qp.state == QpState::SendQueueDrain
-            || (wqe.wr.flags.contains(SendFlags::FENCE) && !req.asked.is_empty() && is_fence_kept)
+            || (wqe.wr.flags.contains(SendFlags::FENCE) && !req.asked.is_empty())
             // Beyond what the peer has receives for, one message may try (IBTA volume 1, 9.7.7.2.2).
             || (needs_receive(wqe) && req.credit.is_some_and(|c| req.messages >= c) && req.under_way() != 0);
         if must_wait {

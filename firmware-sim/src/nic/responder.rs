@@ -312,10 +312,9 @@ impl Nic {
         }
         // At the beginning for all of it, later again for what comes: it may have been taken back.
         let range = if begins { len } else { bytes };
-        let lenient = u64::from(self.has(Defect::BoundsOffByOne) && range > 0);
         let granted = self
             .keys
-            .check_remote(rkey, number, pd, address, u64::from(range) - lenient, MrAccess::REMOTE_WRITE)
+            .check_remote(rkey, number, pd, address, u64::from(range), MrAccess::REMOTE_WRITE)
             .ok()
             .filter(|_| access.contains(MrAccess::REMOTE_WRITE));
         // Nothing is written to nowhere, and that needs no key (IBTA volume 1, 9.7.4.1.3).
