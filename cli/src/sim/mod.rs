@@ -235,6 +235,15 @@ impl std::io::Write for Compare {
     }
 }
 
+impl Drop for Compare {
+    fn drop(&mut self) {
+        let mut difference = self.difference.borrow_mut();
+        if let (Some(Ok(line)), None) = (self.expected.next(), difference.as_ref()) {
+            *difference = Some(format!("it ends after packet {}, where {line:?} is expected", self.number));
+        }
+    }
+}
+
 fn replay(path: &PathBuf) -> Result<(), String> {
     use std::io::BufRead;
     let failed = |what: &str| format!("{}: {what}", path.display());
