@@ -1074,13 +1074,21 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
             })
         });
         let Some(index) = found else {
+            let is_taken = self.links.iter().flatten().any(|c| c.route == route);
             match packet.body {
-                Body::Hello { replaces, greeting } => self.welcome(now, route, &packet, replaces, &greeting),
                 // Another version's, which does not know our epochs.
                 Body::Reject(reason) if is_stream => self.end_route(route, reason.cause(packet.version)),
+                // A stream carries one connection.
+                _ if is_stream && is_taken => {
+                    self.end_route(route, DeviceError::Protocol("a packet of another connection"));
+                }
+                Body::Hello { replaces, greeting } => self.welcome(now, route, &packet, replaces, &greeting),
                 _ => {
                     if let Some(answer) = packet.stranger(self.node) {
                         let _ = self.carrier.send(route, &answer.encode(), now);
+                    }
+                    if is_stream {
+                        self.carrier.close(route);
                     }
                 }
             }
@@ -1138,7 +1146,11 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     fn welcome(&mut self, now: u64, route: C::Route, hello: &Packet, replaces: u32, greeting: &[u8; GREETING_BYTES]) {
         self.evict_silent();
         let Ok((link, line, ours)) = self.prepare() else {
-            return self.reject(now, route, hello.from, Reason::Full);
+            self.reject(now, route, hello.from, Reason::Full);
+            if self.carrier.medium() == Medium::Stream {
+                self.carrier.close(route);
+            }
+            return;
         };
         let epoch = self.new_epoch();
         let channel = Channel::accept(hello, self.node, epoch, ours.encode(), self.carrier.medium(), now);
