@@ -271,6 +271,10 @@ pub struct Nic {
     _arena: Arena,
 }
 
+// SAFETY: the tables lie in its own arena; the pointers in work requests and registrations name what their posters keep
+// valid, whichever thread polls.
+unsafe impl Send for Nic {}
+
 impl Nic {
     /// A NIC whose tables lie in `arena`.
     ///

@@ -112,6 +112,13 @@ fn random() -> Result<u64, DeviceError> {
 mod tests {
     use super::*;
 
+    /// An engine over it may run on a core of its own.
+    #[test]
+    fn it_goes_to_another_thread() {
+        fn goes<T: Send>() {}
+        goes::<UdpDevice>();
+    }
+
     #[test]
     fn payloads_fit_into_what_the_interface_takes() {
         let [v4, v6] = ["10.0.0.1", "fd00::1"].map(|address| address.parse::<IpAddr>().unwrap());
