@@ -10,6 +10,7 @@ mod serve;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use verbring_cli::sim;
 
 /// One-sided communication through rings: measure it, use it, and look at the machine it runs on.
 #[derive(Parser)]
@@ -29,6 +30,8 @@ enum Command {
     Pull(pull::Args),
     /// Say what of this machine helps or hurts, each with the remedy.
     Doctor(doctor::Args),
+    /// Run random operations over a simulated network that fails, and check every promise.
+    Sim(sim::Args),
 }
 
 fn main() -> ExitCode {
@@ -37,5 +40,6 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Sim(args) => sim::run(&args),
     }
 }

@@ -7,6 +7,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use subtle::ConstantTimeEq;
 use verbring_sys::{Device, DeviceError, Event, Granted, Link, Memory as DeviceMemory, Mr, Rights, Status};
 
+use crate::connect::Up;
 use crate::engine::Engine;
 use crate::flight::State;
 use crate::key::{
@@ -320,6 +321,8 @@ impl<D: Device> Engine<D> {
             rights: remote.rights,
             domain: remote.domain,
             state: ImportState::Requested,
+            is_asked: true,
+            token: remote.token,
             doomed: None,
         };
         let said = Said::Import { key: remote.key, importer: id, epoch: remote.epoch, token: remote.token };
@@ -399,22 +402,33 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// The connection to a peer is gone, and with it what was imported from it and granted to it.
-    pub(crate) fn forget_access_of(&mut self, peer: u32) {
+    /// The connection to a peer is gone, and with it what was granted to it; what was imported keeps its key.
+    pub(crate) fn lose_access_of(&mut self, peer: u32) {
         for place in 0..self.import_infos.capacity() {
-            let info = *self.import_infos.at(place);
+            let info = self.import_infos.at_mut(place);
             if info.id != 0 && info.peer == peer {
+                if matches!(info.state, ImportState::Requested | ImportState::Ready) {
+                    info.state = ImportState::Failed(Status::ConnectionLost);
+                }
                 // The device forgot its imports with the connection.
+                self.doomed -= u32::from(info.doomed.take().is_some());
                 *self.imports.at_mut(place) = Memory::NONE;
-                self.doomed -= u32::from(info.doomed.is_some());
-                let info = self.import_infos.at_mut(place);
-                (info.id, info.doomed) = (0, None);
             }
         }
         self.clear_grants_to(peer);
     }
 
-    fn say(&mut self, peer: u32, link: Link, said: Said, grant: Option<Mr>) -> Result<(), DeviceError> {
+    /// The peer is gone: after `lose_access_of` only the places of its imports are left.
+    pub(crate) fn forget_imports_of(&mut self, peer: u32) {
+        for place in 0..self.import_infos.capacity() {
+            let info = self.import_infos.at_mut(place);
+            if info.id != 0 && info.peer == peer {
+                info.id = 0;
+            }
+        }
+    }
+
+    pub(crate) fn say(&mut self, peer: u32, link: Link, said: Said, grant: Option<Mr>) -> Result<(), DeviceError> {
         // A peer that cannot be told is lost: the device ends the connection, and says so in `control`.
         let sent = self.device.send(link, &said.encode(), grant);
         if sent.is_err() {
@@ -435,7 +449,9 @@ impl<D: Device> Engine<D> {
         }
         for _ in 0..EVENTS {
             let notice = match self.device.control(now)? {
-                Event::Up { link, node, incoming, .. } => self.came_up(link, node, incoming),
+                Event::Up { link, node, incoming, epoch, peer_epoch, replaces } => {
+                    self.came_up(Up { link, node, incoming, epoch, peer_epoch, replaces }, now)
+                }
                 Event::Down { link, cause } => match self.peers.by_link(link) {
                     Some(id) => {
                         let status = if cause == DeviceError::Died { Status::PeerDead } else { Status::ConnectionLost };
@@ -477,26 +493,15 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    fn came_up(&mut self, link: Link, node: u64, incoming: bool) -> Option<Notice> {
-        let id = match self.peers.by_link(link) {
-            Some(id) => id,
-            // Without a place for it the connection is closed, which is what the other side sees.
-            None => self.add_peer(link, PeerState::Up, node).ok()?.0,
-        };
-        let peer = self.peers.get_mut(id)?;
-        (peer.state, peer.node) = (PeerState::Up, node);
-        for class in 0..verbring_sys::CLASSES {
-            self.set_open(id, class, true);
-        }
-        Some(Notice::Connected { peer: PeerId(id), node, incoming })
-    }
-
     /// A peer's engine said something. Every number in it is checked.
     fn hear(&mut self, peer: u32, link: Link, said: Said, granted: Option<Granted>) -> Option<Notice> {
         if !matches!(said, Said::Grant { .. })
             && let Some(granted) = granted
         {
             self.device.release(granted.rkey);
+        }
+        if matches!(said, Said::Grant { .. } | Said::Deny { .. }) {
+            self.ask_again(peer);
         }
         match said {
             Said::Import { key, importer, epoch, token } => {

@@ -8,7 +8,7 @@ use verbring_sys::DeviceError;
 use crate::engine::MAX_PORTS;
 use crate::flight::{Flights, MAX_FLIGHTS};
 use crate::key::{ImportInfo, MAX_INDEX, Memory, WindowInfo};
-use crate::peer::Peer;
+use crate::peer::{Peer, PeerInfo};
 use crate::ring::{MAX_ENTRIES, ring_bytes};
 
 /// How large an engine is, and who it is. Every size is rounded up to a power of two.
@@ -57,6 +57,7 @@ impl Config {
         ring_bytes(self.sq_entries.next_power_of_two(), self.cq_entries.next_power_of_two())
             + Flights::bytes(self.max_outstanding)
             + Table::<Peer>::bytes(peers)
+            + Table::<PeerInfo>::bytes(peers)
             + Table::<u64>::bytes(peers.div_ceil(64))
             + Table::<Memory>::bytes(self.max_windows)
             + Table::<WindowInfo>::bytes(self.max_windows)
@@ -107,6 +108,8 @@ pub enum EngineError {
         /// Its capacity.
         limit: u32,
     },
+    /// The peer id is unknown, or was disconnected.
+    NoSuchPeer,
     /// An engine has at most [`MAX_PORTS`] ports.
     TooManyPorts,
     /// The memory is no ring of this version, or not of the sizes it says.
@@ -126,6 +129,9 @@ impl fmt::Display for EngineError {
             EngineError::Arena(full) => full.fmt(f),
             EngineError::PeerTableFull { limit } => {
                 write!(f, "all {limit} places for peers are taken; disconnect lost ones, or raise Config::max_peers")
+            }
+            EngineError::NoSuchPeer => {
+                f.write_str("the peer id is unknown, or was disconnected; use connect, which gives a new one")
             }
             EngineError::TooManyPorts => write!(f, "an engine has at most {MAX_PORTS} ports, its own included"),
             EngineError::NotARing => {

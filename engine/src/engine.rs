@@ -2,22 +2,22 @@
 //! operations and go back into the rings.
 //!
 //! This file is the way of an operation that ends at once. What waits is in `held.rs`, memory and its rights in
-//! `access.rs`.
+//! `access.rs`, connections in `connect.rs`.
 
 use core::hint::cold_path;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{Ordering, fence};
 
 use verbring_slab::{Arena, Slab, SlabHandle, Table};
-use verbring_sys::{CLASSES, Device, Level, Link, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
+use verbring_sys::{CLASSES, Device, Memory as DeviceMemory, Mr, Posted, Qp, Status, Wc, Wr, WrOp};
 
 use crate::config::{Config, EngineError};
 use crate::cqe::{BLOCK, Cqe, VALUE, block};
 use crate::fast::Fast;
 use crate::flight::Flights;
-use crate::key::{Access, ImportInfo, Memory, PeerId, WindowInfo, index};
+use crate::key::{Access, ImportInfo, Memory, WindowInfo, index};
 use crate::notice::Notice;
-use crate::peer::{Peer, PeerState, Peers};
+use crate::peer::{Peer, PeerInfo, Peers};
 use crate::port::{Keep, Port};
 use crate::ring::{AppEnd, EngineEnd, MAX_ENTRIES, Parts, ring_bytes};
 use crate::sqe::{ADD, BUF, MAX_INLINE, Opcode, SILENT, Sqe};
@@ -156,6 +156,7 @@ impl<D: Device> Engine<D> {
                 Rings::carve(&mut arena, sq, cq)?,
                 Peers {
                     table: arena.table(peers, |_| Peer::NONE)?,
+                    infos: arena.table(peers, |_| PeerInfo::NONE)?,
                     waiting: arena.table(peers.div_ceil(64), |_| 0)?,
                     waiting_count: 0,
                 },
@@ -483,8 +484,7 @@ impl<D: Device> Engine<D> {
         };
         if wr.op == WrOp::Flush {
             wr.len = 0;
-            // Where delivered is less than visible, each class is flushed by itself.
-            if self.device.caps().completion < Level::Visible
+            if self.is_flush_double()
                 && let Some((other, second)) = self.second_of(sqe, wr_id)
             {
                 // SAFETY: a flush touches no memory.
@@ -618,25 +618,6 @@ impl<D: Device> Engine<D> {
             self.advance_all(now);
         }
         if now >= self.next_deadline { self.expire(now) } else { 0 }
-    }
-
-    /// The state of a peer; none once it was disconnected.
-    pub fn peer_state(&self, peer: PeerId) -> Option<PeerState> {
-        self.peers.get(peer.0).map(|p| p.state)
-    }
-
-    /// Starts a connection. [`Notice::Connected`] or [`Notice::Lost`] follows.
-    pub fn connect(&mut self, address: &str, now: u64) -> Result<PeerId, EngineError> {
-        let link = self.device.connect(address, 0, now)?;
-        self.add_peer(link, PeerState::Connecting, 0)
-    }
-
-    pub(crate) fn add_peer(&mut self, link: Link, state: PeerState, node: u64) -> Result<PeerId, EngineError> {
-        let qps = core::array::from_fn(|class| self.device.qp(link, class));
-        self.peers.add(link, qps, state, node).ok_or_else(|| {
-            self.device.disconnect(link);
-            EngineError::PeerTableFull { limit: self.peers.table.capacity() }
-        })
     }
 
     /// The level that a completion of an operation to this peer means, and what else the device can do.

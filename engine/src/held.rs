@@ -1,11 +1,12 @@
 //! Operations that do not end when they are submitted: fences, links, flushes, signals behind puts, deadlines,
 //! cancellation, and the loss of a peer.
 
-use verbring_sys::{Cancel, Device, Link, Posted, Status, Wc};
+use verbring_sys::{Cancel, Device, DeviceError, Level, Link, Posted, Status, Wc};
 
 use crate::engine::{Chain, Engine, Started};
 use crate::flight::{NONE, State};
 use crate::key::PeerId;
+use crate::notice::Notice;
 use crate::peer::PeerState;
 use crate::sqe::{ADD, BUF, FENCE, LINK, Opcode, SILENT, Sqe, deadline_ns};
 
@@ -224,8 +225,9 @@ impl<D: Device> Engine<D> {
         (entry.parts, entry.needs_second) = (parts, needs_second);
         entry.fate = entry.fate.or(fate);
         let sqe = entry.sqe;
-        if needs_second {
-            // What follows in this class must not start before the signal.
+        let is_flush = sqe.opcode() == Opcode::Flush as u8 && self.is_flush_double();
+        if needs_second || is_flush {
+            // What follows in this class must not start before the signal, nor end before the flush of the other class.
             self.set_open(sqe.peer(), sqe.class_bits() as usize, false);
             self.peers.set_waiting(sqe.peer(), true);
         }
@@ -364,6 +366,9 @@ impl<D: Device> Engine<D> {
                 }
                 continue;
             }
+            if self.is_flush_double() && self.has_flush(channel.first, channel.first_held) {
+                return true;
+            }
             let flight = channel.first_held;
             if flight == NONE {
                 self.set_open(id, class, true);
@@ -392,6 +397,24 @@ impl<D: Device> Engine<D> {
                 }
             }
         }
+    }
+
+    /// Whether each class is flushed by itself: where delivered is less than visible.
+    pub(crate) fn is_flush_double(&self) -> bool {
+        self.device.caps().completion < Level::Visible
+    }
+
+    /// Whether the device has a flush of this channel.
+    fn has_flush(&self, first: u32, first_held: u32) -> bool {
+        let mut at = first;
+        while at != NONE && at != first_held {
+            let entry = self.flights.at(at);
+            if entry.sqe.opcode() == Opcode::Flush as u8 {
+                return true;
+            }
+            at = entry.next;
+        }
+        false
     }
 
     /// The flight, among those that the device has, whose signal was not posted yet. It is the last of them.
@@ -478,6 +501,7 @@ impl<D: Device> Engine<D> {
         if status == Status::DeadlineExceeded {
             self.flights.at_mut(flight).fate = Some(self.fate_of_started(flight, status));
             self.break_connection(peer, Status::ConnectionLost, now);
+            self.keep_notice(Notice::Lost { peer: PeerId(peer), cause: DeviceError::Deadline });
             return true;
         }
         false
@@ -606,16 +630,17 @@ impl<D: Device> Engine<D> {
             (entry.state, entry.fate, entry.deadline) = (State::Draining, Some(status), now.saturating_add(drain));
             engine.next_deadline = engine.next_deadline.min(entry.deadline);
         });
-        self.forget_access_of(id);
+        self.lose_access_of(id);
     }
 
     /// Ends a connection and frees the peer's place. Its operations end as `ConnectionLost`, its imports are gone; the
-    /// peer notices.
+    /// peer notices. For a connection that is to be made anew see [`reconnect`](Engine::reconnect).
     pub fn disconnect(&mut self, peer: PeerId, now: u64) {
         if self.peers.get(peer.0).is_none() {
             return;
         }
         self.break_connection(peer.0, Status::ConnectionLost, now);
+        self.forget_imports_of(peer.0);
         self.peers.set_waiting(peer.0, false);
         if let Some(entry) = self.peers.get_mut(peer.0) {
             entry.id = 0;

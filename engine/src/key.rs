@@ -33,7 +33,7 @@ pub(crate) const fn index(id: u32) -> u32 {
     id >> INDEX_FROM & (MAX_INDEX - 1)
 }
 
-/// A peer, as the engine numbers it. It is of one connection: after that is gone the number means nothing.
+/// A peer, as the engine numbers it. `reconnect` keeps the number; after `disconnect` it means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerId(pub(crate) u32);
 
@@ -162,7 +162,7 @@ impl Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ImportState {
-    /// The owner was asked.
+    /// The owner was asked, or will be once the connection is up again.
     Requested,
     /// Operations may name it.
     Ready,
@@ -184,6 +184,10 @@ pub(crate) struct ImportInfo {
     pub(crate) rights: Rights,
     pub(crate) domain: Domain,
     pub(crate) state: ImportState,
+    /// The owner was asked over the connection that there is.
+    pub(crate) is_asked: bool,
+    /// To ask again, over another connection.
+    pub(crate) token: [u8; 16],
     /// Revoked, and still mapped as the device's `rkey`: it cannot take work back that names it.
     pub(crate) doomed: Option<u32>,
 }
@@ -199,11 +203,18 @@ impl ImportInfo {
         rights: Rights::empty(),
         domain: Domain::Cpu,
         state: ImportState::Requested,
+        is_asked: false,
+        token: [0; 16],
         doomed: None,
     };
 }
 
 impl ImportInfo {
+    /// Whether it went with a connection, and with another one can be had again.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.state == ImportState::Failed(Status::ConnectionLost)
+    }
+
     /// Whether an answer to this request is still to come.
     pub(crate) fn is_awaited(&self, id: u32, peer: u32, remote_key: u32) -> bool {
         let is_it = self.id == id && id != 0 && self.peer == peer && self.remote_key == remote_key;

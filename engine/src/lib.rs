@@ -19,6 +19,7 @@ extern crate std;
 
 mod access;
 mod config;
+mod connect;
 mod cqe;
 mod engine;
 mod fast;

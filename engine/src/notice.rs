@@ -8,16 +8,17 @@ use crate::key::{PeerId, RemoteKey};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
-    /// A peer is connected.
+    /// A peer is connected, or is again.
     Connected {
-        /// Its id.
+        /// Its id: after a `reconnect`, of either side, the one that it had.
         peer: PeerId,
         /// The incarnation id of its engine.
         node: u64,
         /// Whether it connected to us.
         incoming: bool,
     },
-    /// A connection is lost, or came to nothing. Its operations end in error; `disconnect` frees its place.
+    /// A connection is lost, or came to nothing. Its operations end in error; `reconnect`, or free its place by
+    /// `disconnect`.
     Lost {
         /// The peer's id.
         peer: PeerId,
@@ -26,7 +27,7 @@ pub enum Notice {
     },
     /// An import is ready.
     Imported {
-        /// The key that `import` gave.
+        /// The key that `import` gave. It comes once for each connection.
         key: RemoteKey,
     },
     /// An import was refused.

@@ -14,7 +14,7 @@ pub enum PeerState {
     Connecting,
     /// Operations go through.
     Up,
-    /// It is lost; operations end with this status. Connect again, which gives another id.
+    /// It is lost; operations end with this status. `reconnect` keeps the id, `disconnect` frees its place.
     Failed(Status),
 }
 
@@ -36,6 +36,22 @@ pub(crate) struct Peer {
 }
 
 const _: () = assert!(size_of::<Peer>() == 64);
+
+/// What an operation does not need of a peer: the names of its connection, by which a later one says that it replaces it.
+#[derive(Clone, Copy)]
+pub(crate) struct PeerInfo {
+    /// Own epoch of the connection, 0 before it was ever up; and the peer's.
+    pub(crate) epoch: u32,
+    pub(crate) peer_epoch: u32,
+    /// Own epoch of the connection that it replaced, or is to replace; 0: none.
+    pub(crate) replaced: u32,
+    /// This side made the connection that replaces.
+    pub(crate) is_own: bool,
+}
+
+impl PeerInfo {
+    pub(crate) const NONE: PeerInfo = PeerInfo { epoch: 0, peer_epoch: 0, replaced: 0, is_own: false };
+}
 
 impl Peer {
     /// A place that is free.
@@ -71,6 +87,7 @@ const _: () = assert!(CLASSES.is_power_of_two());
 /// The peers of an engine.
 pub(crate) struct Peers {
     pub(crate) table: Table<Peer>,
+    pub(crate) infos: Table<PeerInfo>,
     /// A bit for each peer that has something waiting.
     pub(crate) waiting: Table<u64>,
     /// How many bits are set.
@@ -85,6 +102,7 @@ impl Peers {
         let id = next_id(peer.last_id, index);
         let is_open = [state == PeerState::Up; CLASSES];
         *peer = Peer { id, last_id: id, link, qps, state, node, is_open, ..Peer::NONE };
+        *self.infos.at_mut(index) = PeerInfo::NONE;
         Some(PeerId(id))
     }
 
@@ -101,6 +119,26 @@ impl Peers {
 
     pub(crate) fn by_link(&self, link: Link) -> Option<u32> {
         self.table.iter().find(|p| p.id != 0 && p.link == link).map(|p| p.id)
+    }
+
+    pub(crate) fn info(&self, id: u32) -> Option<&PeerInfo> {
+        self.get(id).map(|_| self.infos.at(index(id)))
+    }
+
+    pub(crate) fn info_mut(&mut self, id: u32) -> Option<&mut PeerInfo> {
+        if self.get(id).is_some() { Some(self.infos.at_mut(index(id))) } else { None }
+    }
+
+    /// The peer of this node whose connection the node says it replaces, naming our epoch of it.
+    pub(crate) fn replaced(&self, node: u64, replaces: u32) -> Option<u32> {
+        let is_it = |(peer, info): &(&Peer, &PeerInfo)| {
+            // The second name: it tried before, or both sides do.
+            peer.id != 0 && peer.node == node && (info.epoch == replaces || info.replaced == replaces)
+        };
+        if replaces == 0 {
+            return None;
+        }
+        self.table.iter().zip(self.infos.iter()).find(is_it).map(|(peer, _)| peer.id)
     }
 
     /// Notes whether a peer has something that waits.
@@ -131,8 +169,14 @@ mod tests {
         fn model(steps in prop::collection::vec((any::<bool>(), any::<usize>()), 1..200)) {
             let mut arena = Arena::from_region(Region::private(1 << 16, RegionOptions::default()).unwrap());
             // SAFETY: the arena outlives the peers.
-            let (table, waiting) = unsafe { (arena.table(8, |_| Peer::NONE).unwrap(), arena.table(1, |_| 0u64).unwrap()) };
-            let mut peers = Peers { table, waiting, waiting_count: 0 };
+            let (table, infos, waiting) = unsafe {
+                (
+                    arena.table(8, |_| Peer::NONE).unwrap(),
+                    arena.table(8, |_| PeerInfo::NONE).unwrap(),
+                    arena.table(1, |_| 0u64).unwrap(),
+                )
+            };
+            let mut peers = Peers { table, infos, waiting, waiting_count: 0 };
             let mut live: BTreeMap<u32, u64> = BTreeMap::new();
             let mut gone: Vec<u32> = Vec::new();
             let mut node = 0;

@@ -117,9 +117,9 @@ fn strangers() {
     let stranger = || TcpStream::connect(SocketAddr::new(there, PORT)).expect("a connection");
     let hello = |epoch: u32| {
         let body = Body::Hello { replaces: 0, greeting: [9; GREETING_BYTES] };
-        Packet::new(99, epoch, 0, 0, body).encode()
+        Packet { node: 99, epoch, to: 0, body }.encode()
     };
-    let bye = Packet::new(99, 5, 6, 0, Body::Bye).encode();
+    let bye = Packet { node: 99, epoch: 5, to: 6, body: Body::Bye }.encode();
     let mut damaged = hello(3);
     damaged[100] ^= 1;
     let mut kept = Vec::new();

@@ -148,11 +148,12 @@ pub enum Event {
         node: u64,
         /// Whether the peer connected to us.
         incoming: bool,
-        /// Our number of the connection.
+        /// This side's name of the connection: never 0, and hard to guess for others. 0 where the device cannot say which
+        /// connection one replaces.
         epoch: u32,
-        /// The peer's: what `connect` is told when this connection is to be replaced.
+        /// The peer's name of it.
         peer_epoch: u32,
-        /// Our number of an earlier connection that this one replaces, as the peer says; 0: none.
+        /// This side's epoch of the connection that the peer says this one replaces. 0: none, or this side connected.
         replaces: u32,
     },
     /// The peer's engine said something.
@@ -225,6 +226,8 @@ pub enum DeviceError {
     Died,
     /// The other side's NIC does not answer.
     NoAnswer,
+    /// This side broke the connection: an operation had to end by its deadline, and the device cannot take it back.
+    Deadline,
     /// A table is full.
     Full {
         /// Which one.
@@ -280,6 +283,10 @@ impl fmt::Display for DeviceError {
             TimedOut => f.write_str("the handshake was not answered in time; does the other side call control()?"),
             Closed => f.write_str("the other side closed the connection; connect again when it is back"),
             Died => f.write_str("the other side's process died; connect again when it is back"),
+            Deadline => f.write_str(
+                "an operation had to end by its deadline, and this device can only break the connection for it; connect \
+                 again, or give operations more time",
+            ),
             NoAnswer => f.write_str(
                 "the other side's NIC does not answer: its host, its process or the network is down; connect again when \
                  it is back",
@@ -338,8 +345,8 @@ pub unsafe trait Device {
     /// byte of it, and what it read is not reported as success.
     fn revoke(&mut self, mr: Mr) -> Result<(), DeviceError>;
 
-    /// Starts a connection; [`Event::Up`] or [`Event::Down`] follows. `replaces` is the peer's number of an earlier
-    /// connection that this one takes the place of; 0: none.
+    /// Starts a connection; [`Event::Up`] or [`Event::Down`] follows. `replaces` is the peer's epoch of the connection that
+    /// this one replaces, which is told to the peer; 0: none.
     fn connect(&mut self, address: &str, replaces: u32, now: u64) -> Result<Link, DeviceError>;
 
     /// Ends a connection, at once and without asking the peer. What is pending on it ends without a [`Wc`].

@@ -24,7 +24,7 @@ pub const LANE_BYTES: usize = RINGS + CLASSES * RING_BYTES as usize;
 pub const MAX_MRS: u32 = 256;
 /// The longest message. Four of them fit a ring, so that a sender with credit seldom waits for room.
 pub const MAX_SEND: u32 = 16 * 1024 - HEADER;
-/// The version of this layout and of the handshake.
+/// The version of this layout.
 pub const VERSION: u32 = 1;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vrb-lane");

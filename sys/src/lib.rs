@@ -5,7 +5,8 @@
 //! * [`Deferred`]: another device, harsher: it answers late, in another order, and fails on request.
 //!
 //! [`CpuNic`] is the part that `local` and `shm` share: queue pairs whose work the calling CPU does itself, by the
-//! copies and atomics of [`copy`] and over the memory layout of [`lane`].
+//! copies and atomics of [`copy`] and over the memory layout of [`lane`]. [`channel`] is the control channel of every
+//! device that has a medium in between.
 #![no_std]
 
 #[cfg(feature = "std")]

@@ -19,7 +19,9 @@ use std::vec::Vec;
 
 use verbring_slab::{Arena, ArenaFull, Table};
 
-use crate::channel::{Body, Channel, GREETING_BYTES, Grant, Heard, Medium, PACKET_BYTES, Packet, Reason};
+use crate::channel::{
+    Body, Channel, GREETING_BYTES, Grant, Heard, Medium, PACKET_BYTES, Packet, Reason, answer_stranger,
+};
 use crate::rnic::{
     AsyncEvent, MrAccess, MrKeys, PostError, QpAddress, RecvWr, Rnic, RnicCaps, RnicWc, SendFlags, SendOp, SendWr,
     WcOp, WcStatus,
@@ -41,8 +43,8 @@ const SLOT: u32 = 16;
 const LINE: usize = 64;
 /// Where a flush reads.
 const PROBE: u64 = 16;
-/// Work requests of the NIC that are kept for what the device does by itself: telling receives.
-const RESERVED: u32 = 1;
+/// Work requests of the NIC that are kept for what the device does by itself: telling receives, behind a probe.
+const RESERVED: u32 = 2;
 
 /// What control packets travel over. A route is a way to one peer: a stream, or an address.
 pub trait Carrier {
@@ -231,6 +233,7 @@ struct Connection<R> {
     channel: Channel,
     route: R,
     incoming: bool,
+    since: u64,
     is_up: bool,
     /// Our epoch of the connection that it replaces, as the peer says; 0: none.
     replaces: u32,
@@ -803,14 +806,22 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         Some(self.receives.at(queue * DEPTH + first % DEPTH).wr_id)
     }
 
-    /// Tells the peer how many receives were ever posted, one write at a time.
+    /// Tells the peer how many receives were ever posted, one write at a time. Where writes may overtake each other, a read
+    /// goes between them: an older number must not be the last to arrive.
     fn tell_receives(&mut self, queue: u32) {
         let Queue { told, granted, is_telling, down, theirs, their_key, sent, .. } = *self.queues.at(queue);
-        if told == granted || is_telling || down.is_some() || sent.len >= self.rnic_caps.sq_depth {
+        if told == granted || is_telling || down.is_some() || sent.len + RESERVED > self.rnic_caps.sq_depth {
             return;
         }
         let class = u64::from(queue / self.links.len() as u32 % CLASSES as u32);
-        let write = SendWr { remote: theirs + 8 * class, rkey: their_key, ..SendWr::EMPTY };
+        let mut write = SendWr { remote: theirs + 8 * class, rkey: their_key, ..SendWr::EMPTY };
+        if !self.rnic_caps.ordered_writes {
+            // The one before may be on its way still, and must not come last.
+            if self.probe(queue, Kind::Part).is_err() {
+                return;
+            }
+            write.flags |= SendFlags::FENCE;
+        }
         if self.send(queue, Kind::Credit, write, Place::Data([u64::from(granted), 0], 8)).is_ok() {
             let q = self.queues.at_mut(queue);
             (q.told, q.is_telling) = (granted, true);
@@ -916,6 +927,7 @@ impl Greeting {
 impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     /// A place for a connection, with its queue pairs: its greeting. What was made goes again if something is missing.
     fn prepare(&mut self) -> Result<(Link, MrKeys, Greeting), DeviceError> {
+        self.evict_silent();
         let full = DeviceError::Full { what: "connections", limit: self.links.len() as u32 };
         let link = Link(self.links.iter().position(Option::is_none).ok_or(full)? as u32);
         let line = self.line(link);
@@ -1057,34 +1069,33 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         let packet = match Packet::decode(bytes) {
             Ok(packet) => packet,
             Err(cause) => {
-                if let DeviceError::Version { .. } = cause {
-                    self.reject(now, route, 0, Reason::Version);
+                if let Some(answer) = Packet::reject_version(bytes) {
+                    let _ = self.carrier.send(route, &answer.encode(), now);
                 }
                 if is_stream {
                     self.end_route(route, cause);
+                    return;
+                }
+                for connection in self.links.iter_mut().flatten().filter(|c| c.route == route) {
+                    let _ = connection.channel.handle_undecodable(cause);
                 }
                 return;
             }
         };
-        let found = self.links.iter().position(|c| {
-            c.as_ref().is_some_and(|c| {
-                let is_of_it = c.channel.epoch() == packet.to;
-                let is_again = matches!(packet.body, Body::Hello { .. }) && c.channel.is_answer_to(&packet);
-                c.route == route && (is_of_it || is_again)
-            })
-        });
+        let is_it = |c: &Option<Connection<C::Route>>| {
+            c.as_ref().is_some_and(|c| c.route == route && c.channel.is_for(&packet))
+        };
+        let found = self.links.iter().position(is_it);
         let Some(index) = found else {
             let is_taken = self.links.iter().flatten().any(|c| c.route == route);
             match packet.body {
-                // Another version's, which does not know our epochs.
-                Body::Reject(reason) if is_stream => self.end_route(route, reason.cause(packet.version)),
                 // A stream carries one connection.
                 _ if is_stream && is_taken => {
                     self.end_route(route, DeviceError::Protocol("a packet of another connection"));
                 }
                 Body::Hello { replaces, greeting } => self.welcome(now, route, &packet, replaces, &greeting),
                 _ => {
-                    if let Some(answer) = packet.stranger(self.node) {
+                    if let Some(answer) = answer_stranger(&packet) {
                         let _ = self.carrier.send(route, &answer.encode(), now);
                     }
                     if is_stream {
@@ -1102,14 +1113,14 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         match connection.channel.handle(now, &packet) {
             Err(cause) => self.end(link, cause),
             Ok(None) => {}
-            Ok(Some(Heard::Welcome { greeting })) => match self.join(link, &greeting) {
+            Ok(Some(Heard::Welcome { greeting, .. })) => match self.join(link, &greeting) {
                 Ok(()) => self.came_up(link),
                 Err(cause) => self.end(link, cause),
             },
             Ok(Some(Heard::Ready)) => self.came_up(link),
             Ok(Some(Heard::Message { message, grant })) => {
                 let granted = grant.map(|grant| Granted {
-                    rkey: grant.key,
+                    rkey: grant.mr,
                     base: grant.base,
                     len: grant.len,
                     writable: grant.writable,
@@ -1123,7 +1134,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     fn came_up(&mut self, link: Link) {
         let Some(Some(connection)) = self.links.get_mut(link.0 as usize) else { return };
         connection.is_up = true;
-        let (node, incoming, epoch) = (connection.channel.peer(), connection.incoming, connection.channel.epoch());
+        let (node, incoming, epoch) = (connection.channel.peer_node(), connection.incoming, connection.channel.epoch());
         let (peer_epoch, replaces) = (connection.channel.peer_epoch(), connection.replaces);
         self.events.push_back(Event::Up { link, node, incoming, epoch, peer_epoch, replaces });
     }
@@ -1137,27 +1148,30 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         self.carrier.close(route);
     }
 
-    fn reject(&mut self, now: u64, route: C::Route, to: u32, reason: Reason) {
-        let packet = Packet::new(self.node, 0, to, 0, Body::Reject(reason));
-        let _ = self.carrier.send(route, &packet.encode(), now);
+    fn reject(&mut self, now: u64, route: C::Route, hello: &Packet, reason: Reason) {
+        if let Some(packet) = hello.reject(reason) {
+            let _ = self.carrier.send(route, &packet.encode(), now);
+        }
     }
 
     /// Somebody wants to connect.
     fn welcome(&mut self, now: u64, route: C::Route, hello: &Packet, replaces: u32, greeting: &[u8; GREETING_BYTES]) {
-        self.evict_silent();
         let Ok((link, line, ours)) = self.prepare() else {
-            self.reject(now, route, hello.from, Reason::Full);
+            self.reject(now, route, hello, Reason::Full);
             if self.carrier.medium() == Medium::Stream {
                 self.carrier.close(route);
             }
             return;
         };
         let epoch = self.new_epoch();
-        let channel = Channel::accept(hello, self.node, epoch, ours.encode(), self.carrier.medium(), now);
+        // It is a hello: the caller looked.
+        let accepted = Channel::accept(hello, self.node, epoch, ours.encode(), self.carrier.medium(), now);
+        let Ok(channel) = accepted else { return };
         self.links[link.0 as usize] = Some(Connection {
             channel,
             route,
             incoming: true,
+            since: now,
             is_up: false,
             replaces,
             addresses: ours.addresses,
@@ -1173,17 +1187,16 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         }
     }
 
-    /// Connections that others began, and that say nothing, must not take every place: the oldest makes room.
+    /// Connections that others began, and that say nothing, must not keep anybody out: the oldest makes room.
     fn evict_silent(&mut self) {
-        let silent = |c: &Connection<C::Route>| c.incoming && !c.is_up;
-        let count = self.links.iter().flatten().filter(|c| silent(c)).count();
-        let oldest = self.links.iter().enumerate().filter_map(|(i, c)| {
-            let connection = c.as_ref().filter(|c| silent(c))?;
-            Some((connection.channel.poll_timeout(), i))
+        if self.links.iter().any(Option::is_none) {
+            return;
+        }
+        let silent = self.links.iter().enumerate().filter_map(|(i, c)| {
+            let connection = c.as_ref().filter(|c| c.incoming && !c.is_up)?;
+            Some((connection.since, i))
         });
-        if count * 2 >= self.links.len()
-            && let Some((_, oldest)) = oldest.min()
-        {
+        if let Some((_, oldest)) = silent.min() {
             self.disconnect(Link(oldest as u32));
         }
     }
@@ -1257,6 +1270,7 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
             channel,
             route,
             incoming: false,
+            since: now,
             is_up: false,
             replaces: 0,
             addresses: ours.addresses,
@@ -1300,7 +1314,7 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
                 let keys = registration.remote.ok_or(DeviceError::NotShareable)?;
                 let len = registration.memory.range().1 as u64;
                 let writable = registration.rights.intersects(Rights::WRITE | Rights::ATOMIC);
-                Some(Grant { key: keys.rkey, epoch: 0, base: keys.iova, len, writable })
+                Some(Grant { mr: keys.rkey, epoch: 0, base: keys.iova, len, writable })
             }
         };
         let connection = self.links.get_mut(link.0 as usize).and_then(Option::as_mut);

@@ -1,5 +1,7 @@
-//! Two engines in one thread, stepped in virtual time (but for what goes through the kernel): what the tests of several rooms share.
+//! Two engines in one thread, stepped in virtual time (but for what goes through the kernel): what the tests of several
+//! rooms share.
 
+pub mod litmus;
 pub mod netns;
 
 use std::net::IpAddr;
@@ -7,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbring::{
     Arena, Clock, Completion, Config, Device, Engine, Level, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights,
-    Shm, ShmOptions, SizeClass, Sqe, Status, Window, open_with,
+    Shm, ShmOptions, SizeClass, Slab, Sqe, Status, Window, open_with,
 };
 use verbring_sim::device::{FabricDevice, FabricOptions};
 use verbring_sim::fabric::{Fabric, FabricConfig};
@@ -131,13 +133,47 @@ pub fn loopback_pair() -> [IpAddr; 2] {
 /// Two engines at the first two nodes of a network.
 pub fn on_fabric(config: Config, network: FabricConfig, options: FabricOptions) -> World<FabricDevice> {
     let fabric = Fabric::new(network);
-    let device = |node| {
-        let fabric = fabric.clone();
-        move |node_id| fabric.device(node, node_id, network.seed, options).expect("a device on the fabric")
-    };
-    let (mut a, b) = (engine(config, device(0)), engine(config, device(1)));
+    pair_on([0, 1].map(|node| engine_on(&fabric, node, config, &CLASSES, network.seed, options)))
+}
+
+/// The engine of a node of a network. It is the same in every run of a seed.
+pub fn engine_on(
+    fabric: &Fabric,
+    node: u32,
+    config: Config,
+    classes: &[SizeClass],
+    seed: u64,
+    options: FabricOptions,
+) -> Engine<FabricDevice> {
+    let config = Config { node: u64::from(node) + 1, secret: [7; 16], ..config };
+    let slab = Slab::new(arena(Slab::bytes(classes)), classes).expect("a slab");
+    let device = fabric.device(node, config.node, seed, options).expect("a device on the fabric");
+    Engine::new(device, arena(config.bytes()), Some(slab), config).expect("an engine")
+}
+
+/// Connects the engines of the nodes 0 and 1.
+pub fn pair_on([mut a, b]: [Engine<FabricDevice>; 2]) -> World<FabricDevice> {
     a.connect(&Fabric::address(1), 0).expect("a connection");
     World { address: Fabric::address(1), ..World::meet(a, b) }
+}
+
+/// Two engines over shared memory that answer late, by `faults` and a seed, and the names of `a` and `b`.
+pub fn deferred_shm(config: Config, seed: u64, faults: Faults) -> (World<Deferred<Shm>>, [String; 2]) {
+    let names = [name("late"), name("late")];
+    let [mut a, b] = [0, 1].map(|i: usize| {
+        let options = ShmOptions { max_links: config.max_peers, max_imports: config.max_imports };
+        let shm = |node| Shm::bind(&names[i], node, options).expect("a shm device");
+        engine(config, |node| Deferred::new(shm(node), seed ^ node, faults))
+    });
+    a.connect(&names[1], 0).expect("a connection");
+    (World::meet(a, b), names)
+}
+
+/// A world, and the names of `a` and `b`.
+pub fn named_shm(config: Config) -> (World<Shm>, [String; 2]) {
+    let world = shm(config);
+    let names = [&world.a, &world.b].map(|engine| engine.device().name().to_string());
+    (world, names)
 }
 
 impl<D: Device> World<D> {
@@ -179,6 +215,32 @@ impl<D: Device> World<D> {
             }
         }
         notices
+    }
+
+    /// Turns and control work until nothing more is told, for longer than a lost packet takes: what each side was told.
+    pub fn told(&mut self) -> [Vec<Notice>; 2] {
+        let mut told = [Vec::new(), Vec::new()];
+        let mut quiet = 0;
+        while quiet < 2000 {
+            quiet += 1;
+            self.step();
+            for (engine, told) in [&mut self.a, &mut self.b].into_iter().zip(&mut told) {
+                while let Some(notice) = engine.control(self.now) {
+                    told.push(notice);
+                    quiet = 0;
+                }
+            }
+        }
+        told
+    }
+
+    /// `b`'s key for a new window of `a`.
+    pub fn export_back(&mut self, len: usize, rights: Rights) -> (Window, RemoteKey) {
+        let window = self.a.window(len, rights).expect("a window");
+        let remote = self.a.remote(&window).expect("a Remote");
+        let key = self.b.import(self.ba, &remote).expect("an import");
+        assert!(self.told()[1].contains(&Notice::Imported { key }));
+        (window, key)
     }
 
     /// Steps until `done` has an answer.

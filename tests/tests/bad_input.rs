@@ -10,7 +10,8 @@ use verbring::{
     RegionError, RegionOptions, Remote, Rights, Shm, ShmOptions, SizeClass, SlabError, Sqe, SqeFlags, Status,
     WaitError,
 };
-use verbring_sys::{Domain, Faults};
+use verbring_sys::channel::{Body, GREETING_BYTES, Grant, HANDSHAKE_NS, PACKET_BYTES, Packet, Reason};
+use verbring_sys::{Domain, Faults, MESSAGE_BYTES};
 use verbring_tests::{World, deferred, engine, local, local_device, name, shm, shm_engine, small};
 
 fn status<D: Device>(world: &mut World<D>, sqe: Sqe) -> Status {
@@ -325,13 +326,25 @@ fn hostile_clients() {
     let address = address_of(server.device().name(), uid());
     let target = server.device().name().to_string();
     let mut garbage: Vec<Vec<u8>> =
-        vec![vec![0; 128], vec![0xff; 128], b"GET / HTTP/1.1".to_vec(), vec![1], vec![7; 4096]];
-    let mut hello = vec![0u8; 128];
-    hello[..8].copy_from_slice(b"VRBC\x01\0\0\0");
-    for kind in 0..5 {
-        hello[8] = kind;
-        garbage.push(hello.clone());
+        vec![vec![0; PACKET_BYTES], vec![0xff; PACKET_BYTES], b"GET / HTTP/1.1".to_vec(), vec![1], vec![7; 4096]];
+    // Whole packets that are none to begin with: a hello without its lane, answers to nothing.
+    let greeting = [0; GREETING_BYTES];
+    let bodies = [
+        Body::Hello { replaces: 0, greeting },
+        Body::Hello { replaces: 9, greeting: [1; GREETING_BYTES] },
+        Body::Welcome { greeting },
+        Body::Ready { ack: 0 },
+        Body::Message { seq: 1, ack: 0, message: [0; MESSAGE_BYTES], grant: None },
+        Body::Reject(Reason::Full),
+        Body::Bye,
+    ];
+    for body in bodies {
+        let mut bytes = Packet { node: 5, epoch: 1, to: 0, body }.encode().to_vec();
+        garbage.push(bytes.clone());
+        bytes[20] ^= 1;
+        garbage.push(bytes);
     }
+    let count = garbage.len() as u64;
     for bytes in garbage {
         let socket = raw_socket();
         rustix::net::connect(&socket, &address).unwrap();
@@ -342,18 +355,20 @@ fn hostile_clients() {
         let mut answer = [0u8; 200];
         let _ = rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::DONTWAIT);
     }
-    assert_eq!(server.device().rejected(), 10);
+    assert_eq!(server.device().rejected(), count);
     // A version of the future is told which one this is.
-    let socket = raw_socket();
-    rustix::net::connect(&socket, &address).unwrap();
-    hello[4] = 99;
-    hello[8] = 1;
-    rustix::net::send(&socket, &hello, SendFlags::empty()).unwrap();
-    server.control(4);
-    server.control(5);
-    let mut answer = [0u8; 200];
-    let (len, _) = rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::DONTWAIT).unwrap();
-    assert_eq!((len, &answer[..4], answer[8], answer[9]), (128, &b"VRBC"[..], 2, 1), "rejected: version");
+    for longer in [0, 56] {
+        let socket = raw_socket();
+        rustix::net::connect(&socket, &address).unwrap();
+        let mut hello = vec![0; PACKET_BYTES + longer];
+        hello[..9].copy_from_slice(b"VRBC\x63\0\0\0\x01");
+        rustix::net::send(&socket, &hello, SendFlags::empty()).unwrap();
+        server.control(4);
+        server.control(5);
+        let mut answer = [0u8; 200];
+        let (len, _) = rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::DONTWAIT).unwrap();
+        assert_eq!(Packet::decode(&answer[..len]), Ok(Packet::reject_unheard(Reason::Version)));
+    }
     // Silent ones do not take every place, and are dropped after a while.
     let silent: Vec<OwnedFd> = (0..20)
         .map(|_| {
@@ -373,59 +388,120 @@ fn hostile_clients() {
 #[test]
 fn lying_grants() {
     let mut server = shm_engine(small());
-    let address = address_of(server.device().name(), uid());
     let lane = Region::shared(verbring_sys::lane::LANE_BYTES, small_pages()).unwrap();
     // SAFETY: the region outlives the lane.
     unsafe { verbring_sys::lane::Lane::create(lane.base()) };
     lane.seal_seals().unwrap();
-    let mut hello = [0u8; 128];
-    hello[..9].copy_from_slice(b"VRBC\x01\0\0\0\x01");
-    hello[16] = 5;
     let sparse = rustix::fs::memfd_create(c"x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&sparse, 64 << 30).unwrap();
     let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&sparse, seals).unwrap();
-    let message = |len: u64, payload: u8| {
-        let mut bytes = [0u8; 128];
-        bytes[..10].copy_from_slice(b"VRBC\x01\0\0\0\x03\x03");
-        bytes[24..32].copy_from_slice(&len.to_le_bytes());
-        bytes[64] = payload;
-        bytes
-    };
+    let grant = |len| Grant { mr: 0, epoch: 0, base: 0, len, writable: true };
     let good = Region::shared(4096, small_pages()).unwrap();
     good.seal_seals().unwrap();
-    let cases: Vec<([u8; 128], Option<OwnedFd>)> = vec![
-        (message(64 << 30, 2), Some(sparse)),
-        (message(4096, 2), None),
-        (message(8192, 2), Some(good.hand_out().unwrap())),
-        (message(4096, 99), Some(good.hand_out().unwrap())),
-        (message(0, 2), Some(good.hand_out().unwrap())),
+    // What it says of the memory, the engine's kind of message, the descriptor; and which epoch it is off by.
+    let cases: Vec<(Grant, u8, Option<OwnedFd>, u32)> = vec![
+        (grant(64 << 30), 2, Some(sparse), 0),
+        (grant(4096), 2, None, 0),
+        (grant(8192), 2, Some(good.hand_out().unwrap()), 0),
+        (grant(4096), 99, Some(good.hand_out().unwrap()), 0),
+        (grant(0), 2, Some(good.hand_out().unwrap()), 0),
+        (Grant { base: 8, ..grant(4096) }, 2, Some(good.hand_out().unwrap()), 0),
+        // Of an earlier life.
+        (grant(4096), 2, Some(good.hand_out().unwrap()), 1),
     ];
-    for (i, (bytes, fd)) in cases.into_iter().enumerate() {
-        let socket = raw_socket();
-        rustix::net::connect(&socket, &address).unwrap();
-        send_with(&socket, &hello, Some(lane.hand_out().unwrap()));
-        let connected = (0..10).find_map(|now| server.control(now));
-        let Some(Notice::Connected { peer, .. }) = connected else { panic!("case {i}: {connected:?}") };
-        send_with(&socket, &bytes, fd);
+    for (i, (grant, kind, fd, off)) in cases.into_iter().enumerate() {
+        let (client, peer) = RawClient::meet(&mut server, &lane);
+        client.say(Packet { to: client.to - off, ..client.message(1, kind, grant) }, fd);
         let lost = (0..10).find_map(|now| server.control(now));
         assert!(matches!(lost, Some(Notice::Lost { cause: DeviceError::Protocol(_), .. })), "case {i}: {lost:?}");
         server.disconnect(peer, 1);
     }
     // A grant that nobody asked for is let go at once, and costs nothing.
-    let socket = raw_socket();
-    rustix::net::connect(&socket, &address).unwrap();
-    send_with(&socket, &hello, Some(lane.hand_out().unwrap()));
-    assert!((0..10).find_map(|now| server.control(now)).is_some());
+    let (client, _) = RawClient::meet(&mut server, &lane);
     let inode = rustix::fs::fstat(good.hand_out().unwrap()).unwrap().st_ino;
     let before = mappings_of(inode);
-    for _ in 0..1000 {
-        send_with(&socket, &message(4096, 2), Some(good.hand_out().unwrap()));
+    for seq in 1..=1000 {
+        client.say(client.message(seq, 2, grant(4096)), Some(good.hand_out().unwrap()));
         assert_eq!(server.control(9), None);
-        let mut answer = [0u8; 128];
-        let _ = rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::DONTWAIT);
+        assert!(matches!(client.hear().body, Body::Message { .. }), "it is let go of");
     }
     assert_eq!(mappings_of(inode), before, "mappings pile up");
+}
+
+/// A client that speaks the protocol by hand.
+struct RawClient {
+    socket: OwnedFd,
+    /// The server's epoch.
+    to: u32,
+}
+
+impl RawClient {
+    /// Connects to a server over a lane.
+    fn meet(server: &mut Engine<Shm>, lane: &Region) -> (RawClient, verbring::PeerId) {
+        let client = RawClient::dial(server, lane, 0);
+        match (0..10).find_map(|now| server.control(now)) {
+            Some(Notice::Connected { peer, node: 5, .. }) => (client, peer),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The handshake, up to where the server has something to tell.
+    fn dial(server: &mut Engine<Shm>, lane: &Region, replaces: u32) -> RawClient {
+        let mut client = RawClient { socket: raw_socket(), to: 0 };
+        rustix::net::connect(&client.socket, &address_of(server.device().name(), uid())).unwrap();
+        let hello = Body::Hello { replaces, greeting: [0; GREETING_BYTES] };
+        client.say(client.packet(hello), Some(lane.hand_out().unwrap()));
+        assert_eq!((0..10).find_map(|now| server.control(now)), None, "not before this side is ready");
+        let welcome = client.hear();
+        assert!(matches!(welcome.body, Body::Welcome { .. }) && welcome.to == 7 && welcome.epoch != 0);
+        client.to = welcome.epoch;
+        client.say(client.packet(Body::Ready { ack: 0 }), None);
+        client
+    }
+
+    fn packet(&self, body: Body) -> Packet {
+        Packet { node: 5, epoch: 7, to: self.to, body }
+    }
+
+    fn message(&self, seq: u32, kind: u8, grant: Grant) -> Packet {
+        let mut message = [0; MESSAGE_BYTES];
+        message[0] = kind;
+        self.packet(Body::Message { seq, ack: 0, message, grant: Some(grant) })
+    }
+
+    fn say(&self, packet: Packet, fd: Option<OwnedFd>) {
+        send_with(&self.socket, &packet.encode(), fd);
+    }
+
+    fn hear(&self) -> Packet {
+        let mut bytes = [0u8; PACKET_BYTES];
+        let heard = rustix::net::recv(&self.socket, &mut bytes, rustix::net::RecvFlags::DONTWAIT);
+        assert!(matches!(heard, Ok((PACKET_BYTES, _))), "{heard:?}");
+        Packet::decode(&bytes).unwrap()
+    }
+}
+
+/// Only who knows the epoch of a connection replaces it; everybody else is a new peer.
+#[test]
+fn impostors() {
+    let mut server = shm_engine(small());
+    let lane = Region::shared(verbring_sys::lane::LANE_BYTES, small_pages()).unwrap();
+    // SAFETY: the region outlives the lane.
+    unsafe { verbring_sys::lane::Lane::create(lane.base()) };
+    lane.seal_seals().unwrap();
+    let (first, peer) = RawClient::meet(&mut server, &lane);
+    for guess in [first.to.wrapping_add(1), first.to.wrapping_sub(1), 7, u32::MAX] {
+        let _impostor = RawClient::dial(&mut server, &lane, guess);
+        let told = (0..10).find_map(|now| server.control(now));
+        let Some(Notice::Connected { peer: other, .. }) = told else { panic!("{told:?}") };
+        assert!(other != peer && server.peer_state(peer) == Some(verbring::PeerState::Up));
+        server.disconnect(other, 1);
+    }
+    let _second = RawClient::dial(&mut server, &lane, first.to);
+    let told: Vec<_> = (0..10).filter_map(|now| server.control(now)).collect();
+    let [Notice::Lost { peer: lost, .. }, Notice::Connected { peer: again, .. }] = told[..] else { panic!("{told:?}") };
+    assert_eq!((lost, again), (peer, peer));
 }
 
 /// How often a file is mapped in this process.
@@ -492,9 +568,9 @@ fn another_user() {
         if rustix::net::connect(&socket, &address_of(&target, 0)).is_err() {
             return 11;
         }
-        let mut answer = [0u8; 128];
+        let mut answer = [0u8; PACKET_BYTES];
         match rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::empty()) {
-            Ok((128, _)) if answer[8] == 2 && answer[9] == 2 => {}
+            Ok(_) if Packet::decode(&answer) == Ok(Packet::reject_unheard(Reason::User)) => {}
             _ => return 12,
         }
         // And an ordinary user's own engines work.
@@ -603,10 +679,7 @@ fn waiting_in_vain() {
     assert!(matches!(engine.wait(&clock, short), Err(WaitError::TimedOut { .. })));
     assert!(matches!(engine.accept_wait(&clock, short), Err(WaitError::TimedOut { .. })));
     let peer = engine.connect(&mute, 0).unwrap();
-    assert_eq!(
-        engine.control(verbring_sys::shm::HANDSHAKE_NS + 1),
-        Some(Notice::Lost { peer, cause: DeviceError::TimedOut })
-    );
+    assert_eq!(engine.control(HANDSHAKE_NS + 1), Some(Notice::Lost { peer, cause: DeviceError::TimedOut }));
 }
 
 /// An id of a peer that is gone.

@@ -3,13 +3,13 @@
 
 use verbring::{Device, Domain, Level, Notice, Opts, PeerState, Rights, Signal, Sqe, SqeFlags, Status};
 use verbring_sim::device::FabricOptions;
-use verbring_sim::fabric::{FabricConfig, Fault};
+use verbring_sim::fabric::{Fabric, FabricConfig, Fault};
 use verbring_sim::nic::{Delay, Weakness};
 use verbring_sim::random::Ratio;
 use verbring_sim::soft::Patience;
 use verbring_sim::udp::UdpOptions;
 use verbring_sys::Faults;
-use verbring_tests::{World, deferred, local, on_fabric, on_udp, pattern, shm, small};
+use verbring_tests::{World, deferred, deferred_shm, local, named_shm, on_fabric, on_udp, pattern, shm, small};
 
 const ALL: Rights = Rights::all();
 
@@ -292,6 +292,52 @@ fn goodbye<D: Device>(mut world: World<D>) {
     assert_eq!(world.a.outstanding(), 0);
 }
 
+/// Either side connects anew, and both go on under the ids and keys that they had.
+fn reconnect<D: Device>((mut world, names): (World<D>, [String; 2])) {
+    let (window, key) = world.export(4096, ALL);
+    let (back_window, back) = world.export_back(4096, ALL);
+    for round in 1..=6u64 {
+        let other = if round % 2 == 0 {
+            world.a.reconnect(world.ab, &names[1], world.now).unwrap();
+            assert_eq!(world.a.peer_state(world.ab), Some(PeerState::Connecting));
+            world.a.push(Sqe::put_word(9, key.at(0))).unwrap();
+            assert_eq!(world.reap().status, Status::NotReady);
+            1
+        } else {
+            world.b.reconnect(world.ba, &names[0], world.now).unwrap();
+            0
+        };
+        let told = world.told();
+        for (i, (peer, key)) in [(world.ab, key), (world.ba, back)].into_iter().enumerate() {
+            let told = if i == other {
+                assert!(matches!(told[i][0], Notice::Lost { peer: p, .. } if p == peer), "{told:?}");
+                &told[i][1..]
+            } else {
+                &told[i][..]
+            };
+            let incoming = i == other;
+            assert!(matches!(told[0], Notice::Connected { peer: p, incoming: is, .. } if (p, is) == (peer, incoming)));
+            assert_eq!(told[1..], [Notice::Imported { key }]);
+        }
+        world.a.push(Sqe::put_word(round, key.at(8))).unwrap();
+        assert!(world.reap().is_success());
+        world.b.push(Sqe::fetch_add(back.at(8), 1)).unwrap();
+        assert!(world.until(|world| world.b.reap()).is_success());
+        world.settle();
+        assert_eq!((window.load(0), window.load(8), back_window.load(8)), (0, round, round));
+        let room = world.b.alloc(100).unwrap();
+        world.b.recv(room, world.ba, Opts::default()).unwrap();
+        let message = world.a.alloc(5).unwrap();
+        world.a.send(message, world.ab, 0, Opts::default()).unwrap();
+        assert!(world.reap().is_success());
+        assert_eq!(world.until(|world| world.b.reap()).value, 5);
+    }
+    // Whoever was let in over the old connection is let go of, too.
+    world.a.release(key).unwrap();
+    world.told();
+    world.b.close_window(&window, world.now, u64::MAX).unwrap();
+}
+
 /// NICs that do everything as badly as they may.
 fn weak() -> FabricOptions {
     let delay = Some(Delay { max_ns: 20_000, relaxed: true });
@@ -330,4 +376,34 @@ suite! {
     on_udp: on_udp(small(), udp());
     on_udp_without_offload: on_udp(small(), UdpOptions { offload: false, mtu: Some(1024), ..udp() });
     on_deferred_that_cannot_cancel: deferred(small(), 3, Faults { can_cancel: false, ..Faults::default() });
+}
+
+/// Where there are names to connect to.
+mod by_name {
+    use super::*;
+    #[test]
+    fn reconnect_on_shm() {
+        reconnect(named_shm(small()));
+    }
+
+    #[test]
+    fn reconnect_on_fabric() {
+        let lossy = FabricConfig::new(2).with(Fault::Loss, Ratio::new(1, 20));
+        for network in [FabricConfig::new(1), lossy] {
+            let world = on_fabric(small(), network, FabricOptions::default());
+            reconnect((world, [0, 1].map(Fabric::address)));
+        }
+    }
+
+    #[test]
+    fn reconnect_on_udp() {
+        let world = on_udp(small(), udp());
+        let names = [&world.a, &world.b].map(|engine| engine.device().rnic().wire().address().to_string());
+        reconnect((world, names));
+    }
+
+    #[test]
+    fn reconnect_on_deferred() {
+        reconnect(deferred_shm(small(), 4, Faults::default()));
+    }
 }

@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use verbring::{Notice, Opts, PeerState, Rights, Signal, Sqe, SqeFlags, Status, Window};
+use verbring::{
+    AccessError, DeviceError, EngineError, ImportState, Notice, Opts, PeerState, Rights, Shm, ShmOptions, Signal, Sqe,
+    SqeFlags, Status, Window,
+};
 use verbring_sys::local::Local;
 use verbring_sys::{Deferred, Device, Faults};
-use verbring_tests::{World, deferred, local, repeats, shm, small};
+use verbring_tests::{World, deferred, deferred_shm, engine, local, name, named_shm, repeats, shm, small};
 
 type Late = World<Deferred<Local>>;
 
@@ -637,4 +640,179 @@ fn batches() {
     let mut blocks = Vec::new();
     assert_eq!(world.a.reap_each(|done| blocks.extend(done.buf)), 5);
     assert_eq!(blocks.len(), 5);
+}
+
+/// 7. What is in flight when a connection is made anew ends once, with its fate named; what follows goes through.
+#[test]
+fn reconnect_with_operations_in_flight() {
+    for can_cancel in [true, false] {
+        let faults = Faults { lateness: 1_000_000, can_cancel, ..Faults::default() };
+        let (mut world, names) = deferred_shm(small(), 3, faults);
+        let (window, key) = world.export(4096, Rights::all());
+        let room = world.b.alloc(8).unwrap();
+        world.b.recv(room, world.ba, Opts { user_data: 9, ..Opts::default() }).unwrap();
+        world.a.push(Sqe::put_word(1, key.at(0)).user_data(1)).unwrap();
+        world.a.push(Sqe::fetch_add(key.at(8), 1).user_data(2)).unwrap();
+        world.a.push(Sqe::put_word(1, key.at(16)).flags(SqeFlags::FENCE).user_data(3)).unwrap();
+        world.a.push(Sqe::put_word(1, key.at(24)).class(1).flags(SqeFlags::SILENT).user_data(4)).unwrap();
+        world.step();
+        assert_eq!(world.a.outstanding(), 4);
+        world.a.reconnect(world.ab, &names[1], world.now).unwrap();
+        let lost = Status::ConnectionLost;
+        let ends = statuses(&mut world, 4);
+        assert_eq!(ends.into_values().collect::<Vec<_>>(), [lost, Status::OutcomeUnknown, lost, lost]);
+        world.told();
+        let done = world.until(|world| world.b.reap());
+        assert_eq!((done.user_data, done.status), (9, lost));
+        // SAFETY: it only makes the device faster.
+        unsafe { world.a.device_mut() }.faults.lateness = 1;
+        world.a.push(Sqe::put_word(5, key.at(32)).user_data(5)).unwrap();
+        assert_eq!(statuses(&mut world, 1)[&5], Status::Success);
+        assert!(world.a.reap().is_none() && world.b.reap().is_none() && world.a.outstanding() == 0);
+        assert_eq!([0, 8, 16, 24, 32].map(|at| window.load(at)), [0, 0, 0, 0, 5], "nothing happens afterwards");
+    }
+}
+
+/// 7. A connection that a deadline broke is made anew by either side, under the same ids and keys.
+#[test]
+fn reconnect_after_a_break() {
+    for side in [0, 1] {
+        let faults = Faults { lateness: 1_000_000, can_cancel: false, ..Faults::default() };
+        let (mut world, names) = deferred_shm(small(), 3, faults);
+        let (window, key) = world.export(4096, Rights::all());
+        world.a.push(Sqe::put_word(1, key.at(0)).deadline(world.now + 50_000)).unwrap();
+        assert_eq!(world.reap().status, Status::DeadlineExceeded);
+        assert_eq!(world.a.import_state(key), Some(ImportState::Failed(Status::ConnectionLost)));
+        world.told();
+        if side == 0 {
+            world.a.reconnect(world.ab, &names[1], world.now).unwrap();
+        } else {
+            world.b.reconnect(world.ba, &names[0], world.now).unwrap();
+        }
+        let told = world.told();
+        assert!(matches!(told[0][0], Notice::Connected { peer, .. } if peer == world.ab), "{told:?}");
+        assert_eq!(told[0][1..], [Notice::Imported { key }]);
+        assert!(matches!(told[1][..], [Notice::Connected { peer, .. }] if peer == world.ba), "{told:?}");
+        // SAFETY: it only makes the device faster.
+        unsafe { world.a.device_mut() }.faults.lateness = 1;
+        world.a.push(Sqe::put_word(2, key.at(0))).unwrap();
+        assert!(world.reap().is_success() && window.load(0) == 2);
+    }
+}
+
+/// 7. An epoch that was bumped while there was no connection is stale after it, and no byte changes.
+#[test]
+fn stale_after_a_reconnect() {
+    let (mut world, names) = named_shm(small());
+    let (window, key) = world.export(4096, Rights::all());
+    let (_other, good) = world.export(4096, Rights::all());
+    let (closed, gone) = world.export(4096, Rights::all());
+    world.a.reconnect(world.ab, &names[1], world.now).unwrap();
+    world.b.bump_epoch(&window).unwrap();
+    assert!(matches!(world.b.close_window(&closed, world.now, u64::MAX), Err(AccessError::Busy { .. })));
+    let [told, _] = world.told();
+    for key in [key, gone] {
+        assert!(told.contains(&Notice::ImportFailed { key, status: Status::StaleEpoch }), "{told:?}");
+        world.a.push(Sqe::put_word(1, key.at(0))).unwrap();
+        assert_eq!(world.reap().status, Status::StaleEpoch);
+    }
+    assert!(told.contains(&Notice::Imported { key: good }));
+    assert_eq!((window.load(0), closed.load(0)), (0, 0));
+    world.b.close_window(&closed, world.now, u64::MAX).unwrap();
+    // What was known to be stale before is not asked for again.
+    world.a.reconnect(world.ab, &names[1], world.now).unwrap();
+    let [told, _] = world.told();
+    assert_eq!(told[1..], [Notice::Imported { key: good }]);
+}
+
+/// 7. An engine that was started again under the same name is another: its predecessor's Remotes are stale.
+#[test]
+fn reconnect_to_an_engine_that_was_started_again() {
+    let (mut world, names) = named_shm(small());
+    let (_window, key) = world.export(4096, Rights::all());
+    world.b = verbring_tests::shm_engine(small());
+    let lost = world.a.control(world.now);
+    assert_eq!(lost, Some(Notice::Lost { peer: world.ab, cause: DeviceError::Closed }));
+    // Nobody is there yet: it can be tried again.
+    let nobody = world.a.reconnect(world.ab, &names[1], world.now);
+    assert_eq!(nobody, Err(EngineError::Device(DeviceError::NoSuchName)));
+    assert_eq!(world.a.peer_state(world.ab), Some(PeerState::Failed(Status::ConnectionLost)));
+    world.b = engine(small(), |node| Shm::bind(&names[1], node, ShmOptions::default()).unwrap());
+    // Under the same number as the one that was imported.
+    let window = world.b.window(4096, Rights::all()).unwrap();
+    world.a.reconnect(world.ab, &names[1], world.now).unwrap();
+    let [told, at_b] = world.told();
+    assert!(matches!(told[0], Notice::Connected { peer, .. } if peer == world.ab), "{told:?}");
+    assert_eq!(told[1..], [Notice::ImportFailed { key, status: Status::StaleEpoch }]);
+    world.a.push(Sqe::put_word(1, key.at(0))).unwrap();
+    assert_eq!(world.reap().status, Status::StaleEpoch);
+    let [Notice::Connected { peer, .. }] = at_b[..] else { panic!("{at_b:?}") };
+    world.ba = peer;
+    let key = world.import(&window);
+    assert_eq!(window.load(0), 0);
+    world.a.push(Sqe::put_word(1, key.at(0))).unwrap();
+    assert!(world.reap().is_success() && window.load(0) == 1);
+}
+
+/// 7. Both sides at once, in every order of what they notice first: one connection stays, under the same ids and keys.
+#[test]
+fn both_sides_reconnect() {
+    for round in 0..32u32 {
+        let (mut world, names) = named_shm(small());
+        let (window, key) = world.export(4096, Rights::all());
+        let (_back_window, back) = world.export_back(4096, Rights::all());
+        for turn in 0..4 {
+            let turns = |world: &mut World<Shm>, bit: u32| {
+                if (round >> bit) & 1 == 0 {
+                    world.a.control(world.now);
+                } else {
+                    world.b.control(world.now);
+                }
+            };
+            world.a.reconnect(world.ab, &names[1], world.now).unwrap();
+            turns(&mut world, turn);
+            world.b.reconnect(world.ba, &names[0], world.now).unwrap();
+            (0..4).for_each(|bit| turns(&mut world, bit + turn % 2));
+            world.told();
+            let up = Some(PeerState::Up);
+            assert_eq!((world.a.peer_state(world.ab), world.b.peer_state(world.ba)), (up, up), "round {round}");
+            let ready = Some(ImportState::Ready);
+            assert_eq!((world.a.import_state(key), world.b.import_state(back)), (ready, ready), "round {round}");
+            world.a.push(Sqe::fetch_add(key.at(0), 1)).unwrap();
+            assert!(world.reap().is_success());
+            world.b.push(Sqe::fetch_add(back.at(0), 1)).unwrap();
+            assert!(world.until(|world| world.b.reap()).is_success());
+        }
+        assert_eq!(window.load(0), 4);
+        // Nothing else is left: there is one connection, and when it goes no side has a peer that is up.
+        world.a.disconnect(world.ab, world.now);
+        let [_, told] = world.told();
+        assert!(matches!(told[..], [Notice::Lost { peer, .. }] if peer == world.ba), "round {round}: {told:?}");
+    }
+}
+
+/// 7. As many imports as there is room for; and peers that nobody has.
+#[test]
+fn reconnect_with_a_full_table_and_without_a_peer() {
+    let (mut world, names) = named_shm(small());
+    let window = world.b.window(4096, Rights::all()).unwrap();
+    let keys: Vec<_> = (0..16).map(|_| world.import(&window)).collect();
+    world.a.reconnect(world.ab, &names[1], world.now).unwrap();
+    world.a.release(keys[15]).unwrap();
+    let [told, _] = world.told();
+    assert_eq!(told.len(), 16, "one connection, and each import once: {told:?}");
+    for key in &keys[..15] {
+        world.a.push(Sqe::fetch_add(key.at(0), 1)).unwrap();
+        assert!(world.reap().is_success());
+    }
+    assert_eq!(window.load(0), 15);
+    assert!(matches!(world.a.reconnect(world.ab, &name("nobody"), world.now), Err(EngineError::Device(_))));
+    world.a.disconnect(world.ab, world.now);
+    assert_eq!(world.a.import_state(keys[0]), None);
+    let unknown = world.a.reconnect(world.ab, &names[1], world.now).unwrap_err();
+    assert!(unknown == EngineError::NoSuchPeer && unknown.to_string().contains("use connect"));
+    assert!(matches!(
+        local(small()).a.reconnect(world.ab, "x", 0),
+        Err(EngineError::Device(_) | EngineError::NoSuchPeer)
+    ));
 }

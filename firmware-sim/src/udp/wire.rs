@@ -19,6 +19,11 @@ impl UdpWire {
         UdpWire { socket, address }
     }
 
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
     /// The socket.
     pub fn socket(&self) -> &Socket {
         &self.socket

@@ -1,7 +1,7 @@
 //! Other processes of this host, over shared memory.
 //!
 //! A device listens under a name: an abstract Unix socket (unix(7)) of its user, whose peers must be of the same user.
-//! A connection is that socket, over which memfds travel, and two lanes. What a peer may reach is a region of its own,
+//! A connection is that socket, which carries a [`Channel`] and memfds, and two lanes. What a peer may reach is a region of its own,
 //! mapped by both; so a put is a copy or a store by the initiator. A helper thread sleeps until a peer is gone, and says
 //! so in the lane, where the data path finds it by a plain load.
 
@@ -9,6 +9,7 @@ mod socket;
 mod watch;
 
 use core::sync::atomic::{AtomicU32, Ordering};
+use std::boxed::Box;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::string::{String, ToString};
@@ -18,6 +19,7 @@ use std::vec::Vec;
 use rustix::event::epoll;
 use verbring_slab::{Arena, Pages, Region, RegionError, RegionOptions};
 
+use crate::channel::{Body, Channel, GREETING_BYTES, Grant, HANDSHAKE_NS, Heard, Medium, Packet, Reason};
 use crate::cpu_nic::{self, Import};
 use crate::lane::{CLOSED, DEAD, LANE_BYTES, Lane};
 use crate::mrs::Mrs;
@@ -25,13 +27,11 @@ use crate::{
     Cancel, Caps, CpuNic, Device, DeviceError, Event, Granted, Link, Memory, Message, Mr, Posted, Qp, Rights, Status,
     Wc, Wr,
 };
-use socket::{Grant, Packet, Reason, Received};
+use socket::Received;
 use watch::Watch;
 
-/// How long the other side may take to answer the handshake.
-pub const HANDSHAKE_NS: u64 = 5_000_000_000;
-/// Control packets that wait for a peer that does not read; one more ends the connection.
-const OUTBOX: usize = 64;
+/// What the devices say of themselves beside their lanes: nothing.
+const GREETING: [u8; GREETING_BYTES] = [0; GREETING_BYTES];
 /// Packets of one connection, and connections, that one call of `control` takes.
 const BATCH: usize = 16;
 /// The data of the listener in the epoll set; connections have their numbers.
@@ -77,8 +77,13 @@ pub struct Shm {
 struct Connection {
     state: State,
     socket: OwnedFd,
-    outbox: VecDeque<(Packet, Option<OwnedFd>)>,
+    /// The descriptors of the grants that wait in the channel, in their order.
+    grants: VecDeque<OwnedFd>,
+    /// What the channel gave out and the socket has not taken yet.
+    unsent: Option<(Packet, Option<OwnedFd>)>,
     incoming: bool,
+    /// `Event::Up` was told, and its queue pairs are open.
+    is_up: bool,
     /// Before the lanes: fields are dropped in their order, and the watch looks at one.
     watch: Option<Watch>,
     /// The lane that the peer writes to, and the one that it made.
@@ -86,18 +91,24 @@ struct Connection {
     theirs: Option<Region>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Waits for the other side's hello since then.
-    Handshake {
+    /// Accepted then, and has said nothing yet.
+    Silent {
         since: u64,
     },
-    Up,
+    Talking(Box<Channel>),
     Down,
 }
 
 fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> DeviceError {
     move |errno| DeviceError::System { call, errno: errno.raw_os_error() }
+}
+
+/// Drawn, and not counted: who knows it may replace the connection, so no other peer may guess it from its own.
+fn new_epoch() -> Result<u32, DeviceError> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(system("getrandom"))?;
+    Ok(u32::from_le_bytes(bytes).max(1))
 }
 
 fn region_error(error: RegionError) -> DeviceError {
@@ -157,15 +168,17 @@ impl Shm {
     }
 
     /// A new connection over `socket`, which comes back if there can be none.
-    fn add(&mut self, socket: OwnedFd, incoming: bool, now: u64) -> Result<Link, (DeviceError, OwnedFd)> {
+    fn add(&mut self, socket: OwnedFd, state: State) -> Result<Link, (DeviceError, OwnedFd)> {
         match self.prepare(&socket) {
             Err(error) => Err((error, socket)),
             Ok((index, ours)) => {
                 self.links[index] = Some(Connection {
-                    state: State::Handshake { since: now },
+                    incoming: matches!(state, State::Silent { .. }),
+                    state,
                     socket,
-                    outbox: VecDeque::new(),
-                    incoming,
+                    grants: VecDeque::new(),
+                    unsent: None,
+                    is_up: false,
                     watch: None,
                     ours,
                     theirs: None,
@@ -190,12 +203,6 @@ impl Shm {
         Ok((index, ours))
     }
 
-    fn send_hello(&mut self, link: Link) -> Result<(), DeviceError> {
-        let Some(connection) = self.links[link.0 as usize].as_mut() else { return Err(DeviceError::NoSuchLink) };
-        let fd = connection.ours.hand_out().map_err(region_error)?;
-        connection.queue(Packet::Hello { node: self.node }, Some(fd))
-    }
-
     fn accept(&mut self, now: u64) {
         for _ in 0..BATCH {
             let Ok(Some(socket)) = socket::accept(&self.listener) else { return };
@@ -203,10 +210,10 @@ impl Shm {
                 Err(_) => Some((Reason::User, socket)),
                 Ok(()) => {
                     self.evict_silent();
-                    match self.add(socket, true, now) {
+                    match self.add(socket, State::Silent { since: now }) {
                         // Who said hello already is not silent.
                         Ok(link) => {
-                            self.read(link);
+                            self.read(link, now);
                             None
                         }
                         Err((_, socket)) => Some((Reason::Full, socket)),
@@ -215,22 +222,19 @@ impl Shm {
             };
             if let Some((reason, socket)) = refused {
                 self.rejected += 1;
-                let _ = socket::send(&socket, &Packet::Reject(reason), None);
+                let _ = socket::send(&socket, &Packet::reject_unheard(reason), None);
             }
         }
     }
 
     /// Connections that others began, and that say nothing, must not take every place: the oldest makes room.
     fn evict_silent(&mut self) {
-        let since = |c: &Connection| match c.state {
-            State::Handshake { since } if c.incoming => Some(since),
-            _ => None,
-        };
+        let since = |c: &Connection| if let State::Silent { since } = c.state { Some(since) } else { None };
         let silent = self.links.iter().enumerate().filter_map(|(i, c)| Some((since(c.as_ref()?)?, i)));
         if silent.clone().count() * 2 >= self.links.len()
             && let Some((_, oldest)) = silent.min()
         {
-            self.reject(Link(oldest as u32), Reason::Full);
+            self.answer(Link(oldest as u32), &Packet::reject_unheard(Reason::Full));
             self.lose(Link(oldest as u32), DeviceError::TimedOut);
         }
     }
@@ -238,14 +242,14 @@ impl Shm {
     /// The connection is over, as seen from the control side.
     fn lose(&mut self, link: Link, cause: DeviceError) {
         let Some(connection) = self.links[link.0 as usize].as_mut() else { return };
-        let was_incoming_handshake = connection.incoming && matches!(connection.state, State::Handshake { .. });
-        if connection.state == State::Down {
+        if matches!(connection.state, State::Down) {
             return;
         }
         connection.state = State::Down;
-        connection.outbox.clear();
+        let was_up = core::mem::take(&mut connection.is_up);
+        (connection.unsent, connection.grants) = (None, VecDeque::new());
         let _ = epoll::delete(&self.epoll, &connection.socket);
-        if was_incoming_handshake {
+        if connection.incoming && !was_up {
             // Nobody was told of it.
             self.rejected += 1;
             self.links[link.0 as usize] = None;
@@ -266,49 +270,49 @@ impl Shm {
         }
     }
 
-    fn read(&mut self, link: Link) {
+    fn read(&mut self, link: Link, now: u64) {
         for _ in 0..BATCH {
             let Some(connection) = self.links[link.0 as usize].as_ref() else { return };
-            if connection.state == State::Down {
+            if matches!(connection.state, State::Down) {
                 return;
             }
-            match socket::receive(&connection.socket) {
+            let outcome = match socket::receive(&connection.socket) {
                 Ok(Received::Nothing) => return,
-                Ok(Received::Closed) => return self.lose(link, self.how_it_ended(link)),
-                Ok(Received::Packet(packet, fd)) => {
-                    if let Err(cause) = self.take(link, packet, fd) {
-                        if let DeviceError::Version { .. } = cause {
-                            self.reject(link, Reason::Version);
-                        }
-                        return self.lose(link, cause);
+                Ok(Received::Closed) => Err(self.how_it_ended(link)),
+                Ok(Received::Packet(packet, fd)) => self.take(link, &packet, fd, now),
+                Ok(Received::Garbage(error, answer)) => {
+                    if let (Some(answer), State::Silent { .. }) = (answer, &connection.state) {
+                        self.answer(link, &answer);
                     }
+                    Err(error)
                 }
-                Err(cause) => {
-                    if let DeviceError::Version { .. } = cause {
-                        self.reject(link, Reason::Version);
-                    }
-                    return self.lose(link, cause);
-                }
+                Err(error) => Err(error),
+            };
+            if let Err(cause) = outcome {
+                return self.lose(link, cause);
             }
         }
     }
 
-    fn reject(&self, link: Link, reason: Reason) {
+    /// A last word, if the socket takes it.
+    fn answer(&self, link: Link, packet: &Packet) {
         if let Some(connection) = self.links[link.0 as usize].as_ref() {
-            let _ = socket::send(&connection.socket, &Packet::Reject(reason), None);
+            let _ = socket::send(&connection.socket, packet, None);
         }
     }
 
-    fn take(&mut self, link: Link, packet: Packet, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
+    fn take(&mut self, link: Link, packet: &Packet, fd: Option<OwnedFd>, now: u64) -> Result<(), DeviceError> {
         let Some(connection) = self.links[link.0 as usize].as_mut() else { return Ok(()) };
-        match (packet, connection.state, fd) {
-            (Packet::Hello { node }, State::Handshake { .. }, Some(fd)) => self.take_hello(link, node, fd),
-            (Packet::Reject(reason), State::Handshake { .. }, _) if !connection.incoming => Err(match reason {
-                Reason::Version => DeviceError::Refused("it speaks another protocol version; use one release on both"),
-                Reason::User => DeviceError::Refused("it belongs to another user; run both as one user"),
-                Reason::Full => DeviceError::Refused("it has no room for a connection; configure more there"),
-            }),
-            (Packet::Message { message, grant }, State::Up, fd) => {
+        let State::Talking(channel) = &mut connection.state else {
+            return self.take_hello(link, packet, fd, now);
+        };
+        match (channel.handle(now, packet)?, fd) {
+            (Some(Heard::Welcome { greeting, .. }), fd) => {
+                connection.take_lane(&greeting, fd)?;
+                self.came_up(link)
+            }
+            (Some(Heard::Ready), None) => self.came_up(link),
+            (Some(Heard::Message { message, grant }), fd) => {
                 let granted = match (grant, fd) {
                     (Some(grant), Some(fd)) => self.take_grant(link, grant, fd)?,
                     (None, None) => None,
@@ -317,37 +321,52 @@ impl Shm {
                 self.events.push_back(Event::Message { link, message, granted });
                 Ok(())
             }
-            _ => Err(DeviceError::Protocol("a packet that does not fit the state of the connection")),
+            (None, None) => Ok(()),
+            (_, Some(_)) => Err(DeviceError::Protocol("a descriptor that belongs to nothing")),
         }
     }
 
-    fn take_hello(&mut self, link: Link, node: u64, fd: OwnedFd) -> Result<(), DeviceError> {
+    /// The first packet of a connection that the other side began.
+    fn take_hello(&mut self, link: Link, packet: &Packet, fd: Option<OwnedFd>, now: u64) -> Result<(), DeviceError> {
+        let channel = Channel::accept(packet, self.node, new_epoch()?, GREETING, Medium::Stream, now)?;
         let Some(connection) = self.links[link.0 as usize].as_mut() else { return Ok(()) };
-        let region = Region::adopt(fd, connection.ours.len(), true).map_err(region_error)?;
-        let lanes = (
-            // SAFETY: the connection keeps both regions until the queue pairs are closed.
-            unsafe { Lane::attach(connection.ours.base()) },
-            // SAFETY: as above.
-            unsafe { Lane::attach(region.base()) },
-        );
-        let (Some(ours), Some(theirs)) = lanes else { return Err(DeviceError::Protocol("it is not a lane")) };
-        let incoming = connection.incoming;
+        if let Body::Hello { greeting, .. } = &packet.body {
+            connection.take_lane(greeting, fd)?;
+        }
+        connection.state = State::Talking(channel.into());
+        connection.flush()
+    }
+
+    /// Both sides have each other's lane, and know it.
+    fn came_up(&mut self, link: Link) -> Result<(), DeviceError> {
+        let Some(connection) = self.links[link.0 as usize].as_mut() else { return Ok(()) };
+        let State::Talking(channel) = &connection.state else { return Ok(()) };
+        let (node, epoch, peer_epoch) = (channel.peer_node(), channel.epoch(), channel.peer_epoch());
+        let replaces = if connection.incoming { channel.replaces() } else { 0 };
+        // SAFETY: the connection keeps both regions until the queue pairs are closed.
+        let ours = unsafe { Lane::attach(connection.ours.base()) };
+        // SAFETY: as above.
+        let theirs = connection.theirs.as_ref().and_then(|region| unsafe { Lane::attach(region.base()) });
+        let (Some(ours), Some(theirs)) = (ours, theirs) else { return Err(NO_LANE) };
         // SAFETY: the lane is mapped until the watch was dropped: `Connection` drops the watch first.
         let watch = unsafe { Watch::new(&connection.socket, theirs, self.deaths.clone()) }?;
         connection.watch = Some(watch);
-        connection.theirs = Some(region);
-        connection.state = State::Up;
+        connection.is_up = true;
+        let incoming = connection.incoming;
         // SAFETY: as above.
         unsafe { self.nic.open(link.0, ours, theirs) };
-        if incoming {
-            self.send_hello(link)?;
+        self.events.push_back(Event::Up { link, node, incoming, epoch, peer_epoch, replaces });
+        match self.links[link.0 as usize].as_mut() {
+            Some(connection) => connection.flush(),
+            None => Ok(()),
         }
-        self.events.push_back(Event::Up { link, node, incoming, epoch: 0, peer_epoch: 0, replaces: 0 });
-        Ok(())
     }
 
     /// Maps what was granted. Where there is no room, the message arrives without it, and the engine sees that.
     fn take_grant(&mut self, link: Link, grant: Grant, fd: OwnedFd) -> Result<Option<Granted>, DeviceError> {
+        if grant.base != 0 {
+            return Err(DeviceError::Protocol("memory that is mapped here begins where it is mapped"));
+        }
         let region = Region::adopt(fd, grant.len as usize, grant.writable).map_err(region_error)?;
         let theirs = self.links[link.0 as usize].as_ref().and_then(|c| c.theirs.as_ref());
         // SAFETY: the connection keeps the region as long as it has imports.
@@ -369,31 +388,30 @@ impl Shm {
         for event in ready {
             match event.data.u64() {
                 LISTENER => self.accept(now),
-                link => self.read(Link(link as u32)),
+                link => self.read(Link(link as u32), now),
             }
         }
         for link in (0..self.links.len() as u32).map(Link) {
             let Some(connection) = self.links[link.0 as usize].as_mut() else { continue };
-            match connection.state {
-                State::Handshake { since } if now.saturating_sub(since) > HANDSHAKE_NS => {
-                    self.lose(link, DeviceError::TimedOut);
-                }
-                State::Down => {}
-                _ => {
-                    if let Err(cause) = connection.flush() {
-                        self.lose(link, cause);
-                    }
-                    self.nic.look_at_door(link.0);
-                    if self.is_up(link) && self.nic.down(self.nic.qp(link.0, 0)).is_some() {
-                        self.lose(link, self.how_it_ended(link));
-                    }
+            let outcome = match &mut connection.state {
+                State::Down => continue,
+                State::Silent { since } if now.saturating_sub(*since) > HANDSHAKE_NS => Err(DeviceError::TimedOut),
+                State::Silent { .. } => Ok(()),
+                State::Talking(channel) => channel.handle_timeout(now).and_then(|()| connection.flush()),
+            };
+            if let Err(cause) = outcome {
+                self.lose(link, cause);
+            } else if self.is_up(link) {
+                self.nic.look_at_door(link.0);
+                if self.nic.down(self.nic.qp(link.0, 0)).is_some() {
+                    self.lose(link, self.how_it_ended(link));
                 }
             }
         }
     }
 
     fn is_up(&self, link: Link) -> bool {
-        self.links.get(link.0 as usize).and_then(Option::as_ref).is_some_and(|c| c.state == State::Up)
+        self.links.get(link.0 as usize).and_then(Option::as_ref).is_some_and(|c| c.is_up)
     }
 
     #[cold]
@@ -406,27 +424,42 @@ impl Shm {
     }
 }
 
+const NO_LANE: DeviceError = DeviceError::Protocol("it is not a lane");
+
 impl Connection {
-    fn queue(&mut self, packet: Packet, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
-        if self.outbox.len() == OUTBOX {
-            return Err(DeviceError::Full {
-                what: "control messages that the peer has not read",
-                limit: OUTBOX as u32,
-            });
+    /// Maps the lane that came with a hello or welcome.
+    fn take_lane(&mut self, greeting: &[u8; GREETING_BYTES], fd: Option<OwnedFd>) -> Result<(), DeviceError> {
+        if *greeting != GREETING {
+            return Err(DeviceError::Protocol("a greeting that means nothing"));
         }
-        self.outbox.push_back((packet, fd));
-        self.flush()
+        let region = Region::adopt(fd.ok_or(NO_LANE)?, self.ours.len(), true).map_err(region_error)?;
+        // SAFETY: the region is kept beside the lane.
+        unsafe { Lane::attach(region.base()) }.ok_or(NO_LANE)?;
+        self.theirs = Some(region);
+        Ok(())
     }
 
-    /// Sends what the socket takes.
+    /// Sends what the channel has and the socket takes.
     fn flush(&mut self) -> Result<(), DeviceError> {
-        while let Some((packet, fd)) = self.outbox.front() {
-            if !socket::send(&self.socket, packet, fd.as_ref().map(AsFd::as_fd))? {
+        let State::Talking(channel) = &mut self.state else { return Ok(()) };
+        loop {
+            if self.unsent.is_none() {
+                // Time means nothing to a stream that is sent.
+                let Some(packet) = channel.poll_transmit(0) else { return Ok(()) };
+                let fd = match packet.body {
+                    Body::Hello { .. } | Body::Welcome { .. } => Some(self.ours.hand_out().map_err(region_error)?),
+                    Body::Message { grant: Some(_), .. } => self.grants.pop_front(),
+                    _ => None,
+                };
+                self.unsent = Some((packet, fd));
+            }
+            if let Some((packet, fd)) = &self.unsent
+                && !socket::send(&self.socket, packet, fd.as_ref().map(AsFd::as_fd))?
+            {
                 return Ok(());
             }
-            self.outbox.pop_front();
+            self.unsent = None;
         }
-        Ok(())
     }
 }
 
@@ -486,11 +519,13 @@ unsafe impl Device for Shm {
         }
     }
 
-    fn connect(&mut self, address: &str, _replaces: u32, now: u64) -> Result<Link, DeviceError> {
+    fn connect(&mut self, address: &str, replaces: u32, now: u64) -> Result<Link, DeviceError> {
         let socket = socket::connect(address)?;
         socket::check_user(&socket)?;
-        let link = self.add(socket, false, now).map_err(|(error, _)| error)?;
-        if let Err(error) = self.send_hello(link) {
+        let channel = Channel::connect(self.node, new_epoch()?, replaces, GREETING, Medium::Stream, now);
+        let link = self.add(socket, State::Talking(channel.into())).map_err(|(error, _)| error)?;
+        let flushed = self.links[link.0 as usize].as_mut().map_or(Ok(()), Connection::flush);
+        if let Err(error) = flushed {
             self.links[link.0 as usize] = None;
             return Err(error);
         }
@@ -533,12 +568,15 @@ unsafe impl Device for Shm {
             };
             fd = Some(region.hand_out().map_err(region_error)?);
             let writable = grant.registration.rights.intersects(Rights::WRITE | Rights::ATOMIC);
-            packed = Some(Grant { mr: mr.0, epoch: grant.epoch, len: region.len() as u64, writable });
+            packed = Some(Grant { mr: mr.0, epoch: grant.epoch, base: 0, len: region.len() as u64, writable });
             self.nic.grant(link.0, mr.0, grant.epoch);
         }
-        let packet = Packet::Message { message: *message, grant: packed };
         let connection = self.links[link.0 as usize].as_mut().ok_or(DeviceError::NoSuchLink)?;
-        let queued = connection.queue(packet, fd);
+        let State::Talking(channel) = &mut connection.state else { return Err(DeviceError::NoSuchLink) };
+        let queued = channel.send(message, packed).and_then(|()| {
+            connection.grants.extend(fd);
+            connection.flush()
+        });
         if let Err(cause) = queued {
             self.lose(link, cause);
         }

@@ -1,18 +1,4 @@
-//! The control channel: one packet, with at most one descriptor, a message.
-//!
-//! ```text
-//! offset  bytes  what
-//!      0      4  magic "VRBC"
-//!      4      4  protocol version; the two fields of every version
-//!      8      1  kind: 1 hello, 2 reject, 3 message
-//!      9      1  message: bit 0 a grant comes with it, bit 1 it is writable; reject: the reason
-//!     12      4  grant: registration
-//!     16      8  hello: node
-//!     24      8  grant: length
-//!     32      4  grant: epoch
-//!     64     64  message
-//! ```
-//! Little-endian; the rest is zero, and is checked.
+//! The socket of a connection: one packet of the control channel, with at most one descriptor, a message.
 
 use core::mem::MaybeUninit;
 use std::format;
@@ -27,101 +13,10 @@ use rustix::net::{
 use rustix::process::geteuid;
 
 use super::system;
-use crate::lane::VERSION;
-use crate::{DeviceError, MESSAGE_BYTES, Message};
+use crate::DeviceError;
+use crate::channel::{PACKET_BYTES, Packet};
 
-const BYTES: usize = 128;
-const MAGIC: &[u8; 4] = b"VRBC";
 const BACKLOG: i32 = 64;
-
-/// What a grant says of the memory whose descriptor comes with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Grant {
-    pub(super) mr: u32,
-    pub(super) epoch: u32,
-    pub(super) len: u64,
-    pub(super) writable: bool,
-}
-
-/// Why a connection is turned away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Reason {
-    Version = 1,
-    User = 2,
-    Full = 3,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packet {
-    Hello { node: u64 },
-    Reject(Reason),
-    Message { message: Message, grant: Option<Grant> },
-}
-
-impl Packet {
-    pub(super) fn encode(&self) -> [u8; BYTES] {
-        let mut bytes = [0; BYTES];
-        bytes[0..4].copy_from_slice(MAGIC);
-        bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
-        match self {
-            Packet::Hello { node } => {
-                bytes[8] = 1;
-                bytes[16..24].copy_from_slice(&node.to_le_bytes());
-            }
-            Packet::Reject(reason) => (bytes[8], bytes[9]) = (2, *reason as u8),
-            Packet::Message { message, grant } => {
-                bytes[8] = 3;
-                if let Some(grant) = grant {
-                    bytes[9] = 1 | u8::from(grant.writable) << 1;
-                    bytes[12..16].copy_from_slice(&grant.mr.to_le_bytes());
-                    bytes[24..32].copy_from_slice(&grant.len.to_le_bytes());
-                    bytes[32..36].copy_from_slice(&grant.epoch.to_le_bytes());
-                }
-                bytes[BYTES - MESSAGE_BYTES..].copy_from_slice(message);
-            }
-        }
-        bytes
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Result<Packet, DeviceError> {
-        let u32_at = |at: usize| bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-        if bytes.get(..4) != Some(MAGIC) {
-            return Err(DeviceError::Protocol("the magic is not ours"));
-        }
-        let theirs = u32_at(4);
-        if bytes.len() < 10 || (theirs == VERSION && bytes.len() != BYTES) {
-            return Err(DeviceError::Protocol("a packet of the wrong length"));
-        }
-        let is_known_reject = bytes[8] == 2;
-        if theirs != VERSION && !is_known_reject {
-            return Err(DeviceError::Version { theirs, ours: VERSION });
-        }
-        let packet = match bytes[8] {
-            1 => Packet::Hello { node: u64_at(16) },
-            2 => Packet::Reject(match bytes[9] {
-                1 => Reason::Version,
-                2 => Reason::User,
-                3 => Reason::Full,
-                _ => return Err(DeviceError::Protocol("an unknown reason")),
-            }),
-            3 => {
-                let mut message = [0; MESSAGE_BYTES];
-                message.copy_from_slice(&bytes[BYTES - MESSAGE_BYTES..]);
-                let (mr, epoch, len) = (u32_at(12), u32_at(32), u64_at(24));
-                let grant = (bytes[9] & 1 != 0).then_some(Grant { mr, epoch, len, writable: bytes[9] & 2 != 0 });
-                Packet::Message { message, grant }
-            }
-            _ => return Err(DeviceError::Protocol("an unknown kind of packet")),
-        };
-        // What was not understood was not said: the canonical form is the only one.
-        if theirs == VERSION && packet.encode() != bytes {
-            return Err(DeviceError::Protocol("a reserved field is not zero"));
-        }
-        Ok(packet)
-    }
-}
 
 /// The address of a name: abstract, so that nothing is left behind when the process dies, and of this user.
 fn address(name: &str) -> Result<SocketAddrUnix, DeviceError> {
@@ -195,10 +90,12 @@ pub(super) enum Received {
     Nothing,
     Closed,
     Packet(Packet, Option<OwnedFd>),
+    /// What is no packet, and what may be answered.
+    Garbage(DeviceError, Option<Packet>),
 }
 
 pub(super) fn receive(socket: &OwnedFd) -> Result<Received, DeviceError> {
-    let mut bytes = [0; BYTES + 1];
+    let mut bytes = [0; PACKET_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -218,42 +115,22 @@ pub(super) fn receive(socket: &OwnedFd) -> Result<Received, DeviceError> {
         .flatten();
     let (fd, second) = (fds.next(), fds.next());
     if second.is_some() || message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(DeviceError::Protocol("a packet with too many bytes or descriptors"));
+        let answer = Packet::reject_version(bytes.get(..PACKET_BYTES).unwrap_or_default());
+        return Ok(Received::Garbage(DeviceError::Protocol("a packet with too many bytes or descriptors"), answer));
     }
     if message.bytes == 0 && fd.is_none() {
         return Ok(Received::Closed);
     }
     let bytes = bytes.get(..message.bytes).unwrap_or_default();
-    Ok(Received::Packet(Packet::decode(bytes)?, fd))
+    Ok(match Packet::decode(bytes) {
+        Ok(packet) => Received::Packet(packet, fd),
+        Err(error) => Received::Garbage(error, Packet::reject_version(bytes)),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn any_bytes_decode_or_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..140)) {
-            if let Ok(packet) = Packet::decode(&bytes) {
-                prop_assert!(matches!(packet, Packet::Reject(_)) || packet.encode()[..] == bytes[..]);
-            }
-        }
-
-        #[test]
-        fn one_flipped_bit_is_another_packet_or_none(bit in 0usize..8 * BYTES, kind in 0usize..3) {
-            let grant = Grant { mr: 3, epoch: 9, len: 4096, writable: true };
-            let packet = match kind {
-                0 => Packet::Hello { node: 77 },
-                1 => Packet::Message { message: [5; 64], grant: None },
-                _ => Packet::Message { message: [5; 64], grant: Some(grant) },
-            };
-            let mut bytes = packet.encode();
-            prop_assert_eq!(Packet::decode(&bytes), Ok(packet));
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_ne!(Packet::decode(&bytes), Ok(packet));
-        }
-    }
 
     #[test]
     fn names() {
