@@ -2,12 +2,13 @@
 //! byte verified.
 //!
 //! The origin measures, the target is measured against. By default the target is a child process; with `--listen` and
-//! `--connect` the two are started by hand. See `definitions.rs` for what is measured, `ends.rs` for what the ends say to
+//! `--connect` the two are started by hand, over UDP on two hosts. See `definitions.rs` for what is measured, `ends.rs` for what the ends say to
 //! each other, `measure.rs` for how it is timed.
 
 mod child;
 mod courier;
 mod definitions;
+mod device;
 mod ends;
 mod measure;
 mod origin;
@@ -19,15 +20,18 @@ mod target;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use verbring::{DeviceError, PushError, Status, WaitError};
+use verbring::{DeviceError, PushError, Shm, Status, WaitError};
+use verbring_sim::udp::UdpDevice;
 use verbring_sys::cpu::{self, CpuError, Topology};
 
 use child::Counterpart;
 use definitions::{HUNDRED, Test, parse_test};
+use device::{Address, Measured, Tuning};
 use ends::End;
 use origin::Origin;
 use report::{Report, Setting};
@@ -60,16 +64,22 @@ pub(crate) struct Args {
     /// The CPUs of origin and target, such as 0,1, or none to leave the threads where they are
     #[arg(long, value_name = "A,B", value_parser = Cores::parse)]
     cores: Option<Cores>,
-    /// What moves the bytes: shm
-    #[arg(long, value_name = "NAME", default_value = "shm", value_parser = parse_device)]
-    device: &'static str,
-    /// Be the target of one run, under this address (shm:NAME)
-    #[arg(long, value_name = "ADDR", value_parser = parse_address,
+    /// What moves the bytes: shm, or udp:ADDR, with the address of this host that this end is to have
+    #[arg(long, value_name = "DEVICE", default_value = "shm", value_parser = parse_device)]
+    device: DeviceName,
+    /// Be the target of one run, under this address (shm:NAME), or at that of --device udp:ADDR
+    #[arg(long, value_name = "ADDR", value_parser = Address::parse, num_args = 0..=1,
         conflicts_with_all = ["connect", "test", "size", "iters", "batch", "json"])]
-    listen: Option<String>,
-    /// Measure against a target that listens under this address (shm:NAME)
-    #[arg(long, value_name = "ADDR", value_parser = parse_address)]
-    connect: Option<String>,
+    listen: Option<Option<Address>>,
+    /// Measure against a target that listens under this address (shm:NAME, udp:ADDR)
+    #[arg(long, value_name = "ADDR", value_parser = Address::parse)]
+    connect: Option<Address>,
+    /// Over udp: bytes of a payload, 256, 512, 1024, 2048 or 4096; what the interface takes if not given
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<u32>,
+    /// Over udp: hand the kernel each packet by itself
+    #[arg(long)]
+    no_offload: bool,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -137,16 +147,67 @@ impl fmt::Display for Cores {
     }
 }
 
-fn parse_device(name: &str) -> Result<&'static str, String> {
-    if name == "shm" { Ok("shm") } else { Err("there is no such device; there is shm".to_string()) }
+/// What `--device` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum DeviceName {
+    Shm,
+    Udp(IpAddr),
 }
 
-/// The name in an address.
-fn parse_address(address: &str) -> Result<String, String> {
-    let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-    match address.strip_prefix("shm:") {
-        Some(name) if (1..=64).contains(&name.len()) && name.bytes().all(is_good) => Ok(name.to_string()),
-        _ => Err("an address is shm:NAME, with a NAME of 1 to 64 of the characters A-Z a-z 0-9 . _ -".to_string()),
+fn parse_device(name: &str) -> Result<DeviceName, String> {
+    let ip = || name.strip_prefix("udp:")?.parse().ok().map(DeviceName::Udp);
+    if name == "shm" { Some(DeviceName::Shm) } else { ip() }.ok_or_else(|| {
+        "there is no such device; there are shm, and udp:ADDR with an IP address of this host, such as udp:192.0.2.1"
+            .to_string()
+    })
+}
+
+/// Where the two ends are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Ends {
+    /// This is the target, and is here.
+    Target(Address),
+    /// This is the origin; then where the target is.
+    Origin(Address, Address),
+    /// The target is a child.
+    Both(Address, Address),
+}
+
+impl Ends {
+    fn plan(args: &Args) -> Result<Ends, PerfError> {
+        let plan = |what: &str| Err(PerfError::Plan(what.to_string()));
+        let own = match args.device {
+            DeviceName::Udp(ip) => Some(Address::Udp(ip)),
+            DeviceName::Shm => None,
+        };
+        let name = || format!("perf-{}-{:016x}", std::process::id(), random());
+        match (&args.listen, &args.connect, own) {
+            (Some(None), _, None) => {
+                plan("--listen needs an address: --listen shm:NAME, or --device udp:ADDR --listen")
+            }
+            (Some(None), _, Some(own)) => Ok(Ends::Target(own)),
+            (Some(Some(at)), _, Some(own)) if *at != own => {
+                plan("--listen and --device name two addresses of this end")
+            }
+            (Some(Some(at)), ..) => Ok(Ends::Target(at.clone())),
+            (None, Some(Address::Udp(_)), None) => {
+                plan("over udp this end needs an address, too: --device udp:ADDR, one that the other end can reach")
+            }
+            (None, Some(to), own) => {
+                let own = own.unwrap_or_else(|| Address::Shm(name()));
+                if own.is_like(to) { Ok(Ends::Origin(own, to.clone())) } else { plan("the two ends need one device") }
+            }
+            (None, None, None) => Ok(Ends::Both(Address::Shm(name()), Address::Shm(name()))),
+            // The loopback interface has many addresses.
+            (None, None, Some(Address::Udp(IpAddr::V4(ip)))) if ip.is_loopback() => {
+                let [a, b, c, d] = ip.octets();
+                Ok(Ends::Both(Address::Udp(ip.into()), Address::Udp([a, b, c, d ^ 3].into())))
+            }
+            (None, None, Some(own)) => Err(PerfError::Plan(format!(
+                "over udp the two ends are started by hand, the target first: verbring perf --device udp:ADDR --listen; \
+                 then here: verbring perf --device {own} --connect ADDR"
+            ))),
+        }
     }
 }
 
@@ -245,10 +306,15 @@ impl From<Option<usize>> for Verdict {
 
 /// Runs `verbring perf`. The exit code is 0 if all was measured and verified, 2 for what cannot be asked, else 1.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let outcome = match &args.listen {
-        _ if args.explain => report::explain().map(|()| true).map_err(PerfError::Output),
-        Some(name) => listen(args, name).map(|()| true),
-        None => measure_all(args),
+    let outcome = if args.explain {
+        report::explain().map(|()| true).map_err(PerfError::Output)
+    } else {
+        Ends::plan(args).and_then(|ends| match &ends {
+            Ends::Target(Address::Shm(_)) => listen::<Shm>(args, &ends),
+            Ends::Target(Address::Udp(_)) => listen::<UdpDevice>(args, &ends),
+            Ends::Origin(Address::Shm(_), _) | Ends::Both(Address::Shm(_), _) => measure_all::<Shm>(args, &ends),
+            Ends::Origin(Address::Udp(_), _) | Ends::Both(Address::Udp(_), _) => measure_all::<UdpDevice>(args, &ends),
+        })
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -263,37 +329,44 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
+impl Args {
+    fn tuning(&self) -> Tuning {
+        Tuning { mtu: self.mtu, offload: !self.no_offload }
+    }
+}
+
 /// The target's whole life.
-fn listen(args: &Args, name: &str) -> Result<(), PerfError> {
+fn listen<D: Measured>(args: &Args, ends: &Ends) -> Result<bool, PerfError> {
+    let (Ends::Target(at) | Ends::Origin(_, at) | Ends::Both(_, at)) = ends;
     if let Some(parent) = args.child_of {
         child::die_with_parent(parent)?;
     }
     // Before the pin: a pinned thread sees its own core only.
     let cores = args.cores.unwrap_or_else(Cores::pick);
-    let mut end = End::open(name, cores.target(), HUNDRED)?;
+    let mut end = End::<D>::open(at, cores.target(), HUNDRED, args.tuning())?;
     end.yields = cores.is_one();
     if args.child_of.is_some() {
-        return target::serve(end, cores.target(), START);
+        return target::serve(end, cores.target(), START).map(|()| true);
     }
-    eprintln!("listening for {} min; start the other end: verbring perf --connect shm:{name}", LISTEN.as_secs() / 60);
-    target::serve(end, cores.target(), LISTEN)
+    let own = if let Address::Udp(_) = at { "--device udp:ADDR " } else { "" };
+    eprintln!("listening for {} min; start the other end: verbring perf {own}--connect {at}", LISTEN.as_secs() / 60);
+    target::serve(end, cores.target(), LISTEN).map(|()| true)
 }
 
 /// The origin's whole life: whether all was verified.
-fn measure_all(args: &Args) -> Result<bool, PerfError> {
+fn measure_all<D: Measured>(args: &Args, ends: &Ends) -> Result<bool, PerfError> {
     let rows = rows::plan(&args.test, &args.size, args.batch).map_err(PerfError::Plan)?;
     check_memory(&rows)?;
     let cores = args.cores.unwrap_or_else(Cores::pick);
-    // The child goes first: a pin would be inherited.
-    let (name, mut child) = match &args.connect {
-        Some(name) => (name.clone(), None),
-        None => {
-            let name = format!("perf-{}-{:016x}", std::process::id(), random());
-            let child = Counterpart::start(&name, cores)?;
-            (name, Some(child))
-        }
+    let (Ends::Origin(own, to) | Ends::Both(own, to)) = ends else {
+        return Err(PerfError::Plan("a target measures nothing".to_string()));
     };
-    let outcome = origin(args, &rows, cores, &name, child.as_mut());
+    // The child goes first: a pin would be inherited.
+    let mut child = match ends {
+        Ends::Both(..) => Some(Counterpart::start(to, cores, args.tuning())?),
+        _ => None,
+    };
+    let outcome = origin::<D>(args, &rows, cores, [own, to], child.as_mut());
     let Some(child) = &mut child else { return outcome };
     match outcome {
         Ok(is_verified) => match child.join() {
@@ -312,29 +385,28 @@ fn measure_all(args: &Args) -> Result<bool, PerfError> {
     }
 }
 
-fn origin(
+fn origin<D: Measured>(
     args: &Args,
     rows: &[Row],
     cores: Cores,
-    name: &str,
+    [own, to]: [&Address; 2],
     child: Option<&mut Counterpart>,
 ) -> Result<bool, PerfError> {
     let batch = rows.iter().map(|row| row.batch).max().unwrap_or(1);
-    let own_name = format!("perf-{}-{:016x}", std::process::id(), random());
-    let mut end = End::open(&own_name, cores.origin(), batch)?;
+    let mut end = End::<D>::open(own, cores.origin(), batch, args.tuning())?;
     end.yields = cores.is_one();
     match child {
-        Some(child) => end.connect(name, START, || match child.end() {
+        Some(child) => end.connect(to, START, || match child.end() {
             Some(status) => Err(PerfError::Other(child::describe(status))),
             None => Ok(()),
         })?,
-        None => end.connect(name, CONNECT, || Ok(()))?,
+        None => end.connect(to, CONNECT, || Ok(()))?,
     }
     let seed = random();
     let mut origin = Origin::meet(end, cores.origin(), rows, seed)?;
     let core = |core: Option<usize>| core.map_or("none".to_string(), |core| core.to_string());
     let setting = Setting {
-        device: args.device,
+        device: D::NAME,
         cores: format!("{},{}", core(cores.origin()), core(origin.their_core)),
         pages: origin.pages.clone(),
         yields: origin.yields(),
@@ -354,7 +426,7 @@ fn origin(
             eprintln!("{} of {} bytes: the byte at {offset} is wrong (seed {seed:#x})", test.name, layout.size);
         }
     }
-    report.end().map_err(PerfError::Output)?;
+    report.end(origin.wire()).map_err(PerfError::Output)?;
     origin.part()?;
     Ok(is_verified)
 }
@@ -396,8 +468,32 @@ mod tests {
         let args = parse("--test put_lat,fadd --test put_bw --size 8,4k --size 1m --cores 2,3 --iters 5").unwrap();
         assert_eq!(args.test.iter().map(|test| test.name).collect::<Vec<_>>(), ["put_lat", "fadd", "put_bw"]);
         assert_eq!((args.size, args.cores, args.iters), (vec![8, 4096, 1 << 20], Some(Cores::Pinned(2, 3)), Some(5)));
-        assert_eq!((args.device, args.json, args.listen), ("shm", false, None));
-        assert_eq!(parse("--connect shm:a.b-c_1").unwrap().connect.as_deref(), Some("a.b-c_1"));
+        assert_eq!((args.device, args.json, args.listen), (DeviceName::Shm, false, None));
+        let connect = parse("--connect shm:a.b-c_1").unwrap().connect;
+        assert_eq!(connect, Some(Address::Shm("a.b-c_1".into())));
+    }
+
+    #[test]
+    fn where_the_ends_are() {
+        let plan = |arguments: &str| Ends::plan(&parse(arguments).unwrap()).map_err(|error| error.to_string());
+        let at = |address: &str| Address::parse(address).unwrap();
+        assert_eq!(plan("--listen shm:a"), Ok(Ends::Target(at("shm:a"))));
+        assert_eq!(plan("--device udp:::1 --listen"), Ok(Ends::Target(at("::1"))));
+        assert_eq!(plan("--listen udp:10.0.0.1"), Ok(Ends::Target(at("10.0.0.1"))));
+        let ends = Ok(Ends::Origin(at("10.0.0.2"), at("10.0.0.1")));
+        assert_eq!(plan("--device udp:10.0.0.2 --connect 10.0.0.1"), ends);
+        assert_eq!(plan("--device udp:127.0.0.1"), Ok(Ends::Both(at("127.0.0.1"), at("127.0.0.2"))));
+        assert!(matches!(plan(""), Ok(Ends::Both(Address::Shm(a), Address::Shm(b))) if a != b));
+        for (arguments, expected) in [
+            ("--listen", "--listen shm:NAME"),
+            ("--connect 10.0.0.1", "--device udp:ADDR"),
+            ("--device udp:10.0.0.1", "--device udp:ADDR --listen"),
+            ("--device udp:10.0.0.1 --connect shm:a", "one device"),
+            ("--device udp:10.0.0.1 --listen 10.0.0.2", "two addresses"),
+        ] {
+            let error = plan(arguments).unwrap_err();
+            assert!(error.contains(expected), "{arguments}: {error}");
+        }
     }
 
     #[test]
@@ -409,7 +505,8 @@ mod tests {
             ("--iters 0", "1..="),
             ("--batch 16385", "1..=16384"),
             ("--cores 1", "such as 0,1"),
-            ("--device verbs", "there is shm"),
+            ("--device verbs", "there are shm"),
+            ("--device udp:here", "udp:ADDR"),
             ("--listen name", "an address is shm:NAME"),
             ("--connect tcp:1.2.3.4", "an address is shm:NAME"),
             ("--connect shm:", "an address is shm:NAME"),

@@ -236,18 +236,22 @@ impl<D: Device> Engine<D> {
         None
     }
 
-    /// Connects, and waits until that is done. A name that nobody listens under is tried again until the time is over.
+    /// Connects, and waits until that is done. Where nobody listens it is tried again until the time is over.
     pub fn connect_wait(&mut self, address: &str, clock: &Clock, timeout: Duration) -> Result<PeerId, WaitError> {
         let until = clock.now().saturating_add(timeout.as_nanos() as u64);
-        let peer = loop {
-            match self.connect(address, clock.now()) {
-                Ok(peer) => break peer,
-                Err(EngineError::Device(DeviceError::NoSuchName)) if clock.now() < until => {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                Err(error) => return Err(error.into()),
+        loop {
+            match self.connect_once(address, clock, timeout) {
+                Err(
+                    WaitError::Engine(EngineError::Device(DeviceError::NoSuchName))
+                    | WaitError::Lost(DeviceError::NoSuchName),
+                ) if clock.now() < until => thread::sleep(Duration::from_millis(1)),
+                outcome => return outcome,
             }
-        };
+        }
+    }
+
+    fn connect_once(&mut self, address: &str, clock: &Clock, timeout: Duration) -> Result<PeerId, WaitError> {
+        let peer = self.connect(address, clock.now())?;
         let outcome = self.wait_for(clock, timeout, "the connection", |engine| match engine.peer_state(peer) {
             Some(PeerState::Connecting) => None,
             Some(PeerState::Up) => {

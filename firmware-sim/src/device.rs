@@ -11,7 +11,7 @@ use verbring_sys::rnic::Rnic;
 
 use crate::fabric::{Fabric, FabricPort, address};
 use crate::nic::{NicConfig, Weakness};
-use crate::soft::{Patience, Soft};
+use crate::soft::{Patience, Soft, Wire};
 
 /// A device whose packets and control packets go over a fabric. Its address is the number of its node.
 pub type FabricDevice = RcDevice<Soft<FabricPort>, FabricCarrier>;
@@ -31,7 +31,7 @@ impl Carrier for FabricCarrier {
     }
 
     fn open(&mut self, address: &str, _now: u64) -> Result<u32, DeviceError> {
-        address.parse().map_err(|_| DeviceError::BadName)
+        address.parse().map_err(|_| DeviceError::BadAddress)
     }
 
     fn send(&mut self, route: u32, packet: &[u8; PACKET_BYTES], now: u64) -> Result<bool, DeviceError> {
@@ -88,33 +88,53 @@ impl Fabric {
         seed: u64,
         options: FabricOptions,
     ) -> Result<FabricDevice, DeviceError> {
-        let links = options.max_links.next_power_of_two();
         let config = NicConfig {
-            max_qps: links * verbring_sys::CLASSES as u32,
-            max_cqs: 1,
-            sq_depth: 64,
-            rq_depth: 64,
-            cq_depth: (links * 4 * 128).next_power_of_two(),
-            max_keys: 512,
             window: options.window,
             weakness: options.weakness,
             seed: seed ^ node_id.rotate_left(17),
-            ..NicConfig::new(address(node))
+            ..nic_config(address(node), options.max_links)
         };
-        let arena = |bytes| {
-            let region = Region::private(bytes, RegionOptions::default());
-            region.map(Arena::from_region).map_err(|_| DeviceError::System { call: "mmap", errno: 12 })
-        };
-        let name = "fabric";
-        let nic = Soft::new(name, arena(config.bytes())?, config, options.patience, self.port(node))?;
-        let rc = RcOptions { max_links: links };
-        let bytes = FabricDevice::bytes(nic.caps(), rc);
         let first_epoch = (seed ^ node_id) as u32;
-        RcDevice::new(nic, FabricCarrier(self.port(node)), arena(bytes)?, rc, node_id, first_epoch)
+        let carrier = FabricCarrier(self.port(node));
+        assemble("fabric", config, options.patience, self.port(node), carrier, node_id, first_epoch)
     }
 
     /// The address of a node, to be connected to.
     pub fn address(node: u32) -> std::string::String {
         node.to_string()
     }
+}
+
+/// The NIC that a device of so many connections needs.
+pub(crate) fn nic_config(address: IpAddr, max_links: u32) -> NicConfig {
+    let links = max_links.next_power_of_two();
+    NicConfig {
+        max_qps: links * verbring_sys::CLASSES as u32,
+        max_cqs: 1,
+        sq_depth: 64,
+        rq_depth: 64,
+        cq_depth: (links * 4 * 128).next_power_of_two(),
+        max_keys: 512,
+        ..NicConfig::new(address)
+    }
+}
+
+/// A device over a software NIC, with memory of its own.
+pub(crate) fn assemble<W: Wire, C: Carrier>(
+    name: &'static str,
+    config: NicConfig,
+    patience: Patience,
+    wire: W,
+    carrier: C,
+    node: u64,
+    first_epoch: u32,
+) -> Result<RcDevice<Soft<W>, C>, DeviceError> {
+    let arena = |bytes| {
+        let region = Region::private(bytes, RegionOptions::default());
+        region.map(Arena::from_region).map_err(|_| DeviceError::System { call: "mmap", errno: 12 })
+    };
+    let options = RcOptions { max_links: config.max_qps / verbring_sys::CLASSES as u32 };
+    let nic = Soft::new(name, arena(config.bytes())?, config, patience, wire)?;
+    let bytes = RcDevice::<Soft<W>, C>::bytes(nic.caps(), options);
+    RcDevice::new(nic, carrier, arena(bytes)?, options, node, first_epoch)
 }

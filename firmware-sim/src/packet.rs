@@ -472,6 +472,36 @@ impl Ip {
         Ip { source, destination, source_port: UDP_PORT, identification: Some(0) }
     }
 
+    /// What is said below and the packet itself of a whole IP packet to the RoCEv2 port, as captures and raw sockets have
+    /// it. None if it is none, or has IP options or extension headers.
+    pub fn parse(bytes: &[u8]) -> Option<(Ip, &[u8])> {
+        let u16_at = |at: usize| bytes.get(at..at + 2).map(|two| u16::from_be_bytes([two[0], two[1]]));
+        let (source, destination, identification, protocol, headers, len): (IpAddr, IpAddr, _, _, _, _) =
+            match bytes.first()? {
+                0x45 => (
+                    bytes.get(12..16)?.first_chunk::<4>().copied()?.into(),
+                    bytes.get(16..20)?.first_chunk::<4>().copied()?.into(),
+                    u16_at(4)?,
+                    *bytes.get(9)?,
+                    20,
+                    usize::from(u16_at(2)?),
+                ),
+                first if first >> 4 == 6 => (
+                    bytes.get(8..24)?.first_chunk::<16>().copied()?.into(),
+                    bytes.get(24..40)?.first_chunk::<16>().copied()?.into(),
+                    0,
+                    *bytes.get(6)?,
+                    40,
+                    40 + usize::from(u16_at(4)?),
+                ),
+                _ => return None,
+            };
+        let udp = bytes.get(headers..len)?;
+        let is_ours = protocol == 17 && u16_at(headers + 2)? == UDP_PORT;
+        let ip = Ip { source, destination, source_port: u16_at(headers)?, identification: Some(identification) };
+        Some((ip, udp.get(8..usize::from(u16_at(headers + 4)?))?)).filter(|_| is_ours)
+    }
+
     /// The invariant CRC of a packet, which is given without it. Fields that change on the way count as ones.
     pub fn icrc(&self, packet: &[u8]) -> u32 {
         let (bth, rest) = packet.split_at(packet.len().min(BTH_BYTES));

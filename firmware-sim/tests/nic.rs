@@ -481,6 +481,21 @@ fn silence_ends_in_an_error_and_the_rest_is_flushed() {
 }
 
 #[test]
+fn a_nic_that_backs_off_waits_twice_as_long_each_time() {
+    for (backs_off, waits) in [(false, 8), (true, 255)] {
+        let mut pair = Pair::with(NicConfig { backs_off, ..config() }, 1024, MrAccess::all());
+        pair.connect();
+        let wr = pair.wr(0, SendOp::Write, 0, 0, 8);
+        pair.sides[0].post(wr).unwrap();
+        pair.run_for(1 << 40, |_, _| Fate::Lose);
+        assert_eq!(pair.ends(0), [(0, WcStatus::RetryExcErr)]);
+        // 65,536 ns, as the timeout says; and less than one of them between the ends of waits.
+        let took = pair.now / (4096 << 4);
+        assert!((waits..waits + 2).contains(&took), "{took} timeouts");
+    }
+}
+
+#[test]
 fn a_send_waits_for_a_receive() {
     let mut pair = Pair::new(1024);
     for i in 0..3 {

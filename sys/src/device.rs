@@ -192,10 +192,14 @@ pub enum Cancel {
 pub enum DeviceError {
     /// A name must be `[A-Za-z0-9._-]{1,64}`.
     BadName,
-    /// Somebody listens under this name already.
+    /// What is to be an address is none of this device's.
+    BadAddress,
+    /// Somebody listens under this name, or at this address, already.
     NameInUse,
-    /// Nobody listens under this name.
+    /// Nobody listens under this name, or at this address.
     NoSuchName,
+    /// The address is none of this host's.
+    NoSuchAddress,
     /// The other side belongs to another user.
     WrongUser {
         /// Their uid.
@@ -257,8 +261,17 @@ impl fmt::Display for DeviceError {
         use DeviceError::*;
         match self {
             BadName => f.write_str("a name has 1 to 64 of the characters A-Z a-z 0-9 . _ -; choose another"),
-            NameInUse => f.write_str("another process listens under this name; end it, or choose another name"),
-            NoSuchName => f.write_str("nobody of this user listens under this name; start the other side first"),
+            BadAddress => f.write_str(
+                "this is no address of such a device; it is an IP address such as 192.0.2.1 or fd00::1 (on the simulated \
+                 network: the number of a node)",
+            ),
+            NameInUse => {
+                f.write_str("another process listens under this name or address; end it, or choose another one")
+            }
+            NoSuchName => {
+                f.write_str("nobody of this user listens under this name or address; start the other side first")
+            }
+            NoSuchAddress => f.write_str("this host has no such address; choose one of those that `ip address` shows"),
             WrongUser { theirs, ours } => {
                 write!(f, "the other side runs as uid {theirs}, this one as {ours}; run both as one user")
             }
@@ -308,8 +321,8 @@ impl core::error::Error for DeviceError {}
 /// * The Wcs of a queue pair come in the order of posting, receives apart from the rest.
 /// * The memory of a work request is not touched after it ended, nor, `drain_bound_ns` later, after `disconnect`.
 /// * After a failure only `wr_id`, `qp`, `status` and `vendor_err` of a Wc mean anything.
-/// * Only `control` and the calls that take or return a [`DeviceError`] make system calls. `post`, `ring` and `poll`
-///   neither allocate, lock, nor panic.
+/// * Only `control` and the calls that take or return a [`DeviceError`] make system calls, and `ring` and `poll` of a
+///   device whose wire is a socket of the kernel. `post`, `ring` and `poll` neither allocate, lock, nor panic.
 /// * After a connection went down its pending work requests end by `poll` in error, the first one first.
 ///
 /// # Safety

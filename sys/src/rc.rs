@@ -1087,11 +1087,19 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         };
         let found = self.links.iter().position(is_it);
         let Some(index) = found else {
+            let is_taken = self.links.iter().flatten().any(|c| c.route == route);
             match packet.body {
+                // A stream carries one connection.
+                _ if is_stream && is_taken => {
+                    self.end_route(route, DeviceError::Protocol("a packet of another connection"));
+                }
                 Body::Hello { replaces, greeting } => self.welcome(now, route, &packet, replaces, &greeting),
                 _ => {
                     if let Some(answer) = answer_stranger(&packet) {
                         let _ = self.carrier.send(route, &answer.encode(), now);
+                    }
+                    if is_stream {
+                        self.carrier.close(route);
                     }
                 }
             }
@@ -1149,7 +1157,11 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     /// Somebody wants to connect.
     fn welcome(&mut self, now: u64, route: C::Route, hello: &Packet, replaces: u32, greeting: &[u8; GREETING_BYTES]) {
         let Ok((link, line, ours)) = self.prepare() else {
-            return self.reject(now, route, hello, Reason::Full);
+            self.reject(now, route, hello, Reason::Full);
+            if self.carrier.medium() == Medium::Stream {
+                self.carrier.close(route);
+            }
+            return;
         };
         let epoch = self.new_epoch();
         // It is a hello: the caller looked.

@@ -1,16 +1,19 @@
-//! Two engines in one thread, stepped in virtual time: what the tests of several rooms share.
+//! Two engines in one thread, stepped in virtual time (but for what goes through the kernel): what the tests of several
+//! rooms share.
 
 pub mod litmus;
 pub mod netns;
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbring::{
-    Arena, Completion, Config, Device, Engine, Level, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights, Shm,
-    ShmOptions, SizeClass, Slab, Sqe, Status, Window, open_with,
+    Arena, Clock, Completion, Config, Device, Engine, Level, Notice, PeerId, Region, RegionOptions, RemoteKey, Rights,
+    Shm, ShmOptions, SizeClass, Slab, Sqe, Status, Window, open_with,
 };
 use verbring_sim::device::{FabricDevice, FabricOptions};
 use verbring_sim::fabric::{Fabric, FabricConfig};
+use verbring_sim::udp::{self, UdpDevice, UdpOptions};
 use verbring_sys::local::{Local, WireRef};
 use verbring_sys::{Deferred, Faults};
 
@@ -38,6 +41,8 @@ pub struct World<D: Device> {
     pub now: u64,
     /// Where `a` finds `b`; empty where that has no name.
     pub address: String,
+    /// Where packets take time of their own: real time, in place of the virtual.
+    pub clock: Option<Clock>,
 }
 
 /// Sizes that fill up soon.
@@ -107,6 +112,24 @@ pub fn shm(config: Config) -> World<Shm> {
     World { address: name, ..World::meet(a, b) }
 }
 
+/// Two engines at two addresses of the loopback interface that nobody else has.
+pub fn on_udp(config: Config, options: UdpOptions) -> World<UdpDevice> {
+    let [here, there] = loopback_pair();
+    let device = |address| move |node| udp::open(address, node, options).expect("a device on the loopback interface");
+    let (mut a, b) = (engine(config, device(here)), engine(config, device(there)));
+    let clock = Clock::start();
+    a.connect(&there.to_string(), clock.now()).expect("a connection");
+    World { address: there.to_string(), clock: Some(clock), ..World::meet(a, b) }
+}
+
+/// Two addresses of this process: 127, three parts of its id and of a count, and 1 or 2.
+pub fn loopback_pair() -> [IpAddr; 2] {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+    let [.., high, low] = number.to_be_bytes();
+    [1, 2].map(|host| IpAddr::from([127, high | 0x80, low, host]))
+}
+
 /// Two engines at the first two nodes of a network.
 pub fn on_fabric(config: Config, network: FabricConfig, options: FabricOptions) -> World<FabricDevice> {
     let fabric = Fabric::new(network);
@@ -166,7 +189,7 @@ impl<D: Device> World<D> {
                 }
             }
             if let (Some(ab), Some(ba)) = (ab, ba) {
-                return World { a, b, ab, ba, now, address: String::new() };
+                return World { a, b, ab, ba, now, address: String::new(), clock: None };
             }
         }
         panic!("the engines do not meet");
@@ -174,7 +197,7 @@ impl<D: Device> World<D> {
 
     /// One turn of both engines.
     pub fn step(&mut self) {
-        self.now += STEP;
+        self.now = self.clock.map_or(self.now + STEP, |clock| clock.now());
         for engine in [&mut self.a, &mut self.b] {
             engine.submit(self.now);
             engine.poll(self.now);

@@ -190,6 +190,20 @@ impl Netns {
         }
     }
 
+    /// From now on the relay keeps every packet that it takes.
+    pub fn capture(&self) {
+        if let Some(relay) = &self.relay {
+            *relay.shared.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+        }
+    }
+
+    /// The packets kept since `capture`, each from its IP header on. No more are kept.
+    pub fn captured(&self) -> Vec<Vec<u8>> {
+        let relay = self.relay.as_ref();
+        let take = |relay: &Relay| relay.shared.captured.lock().unwrap_or_else(PoisonError::into_inner).take();
+        relay.and_then(take).unwrap_or_default()
+    }
+
     /// What the relay did; None without one.
     pub fn counts(&self) -> Option<&Counts> {
         self.relay.as_ref().map(|relay| &relay.shared.counts)
@@ -224,6 +238,7 @@ fn aside<T: Send>(body: impl FnOnce() -> T + Send) -> T {
 #[derive(Default)]
 struct Shared {
     loss: Mutex<Loss>,
+    captured: Mutex<Option<Vec<Vec<u8>>>>,
     counts: Counts,
     end: AtomicBool,
 }
@@ -284,6 +299,9 @@ fn run(shared: &Shared, mut ends: [File; 2], seed: u64) {
                     happens
                 };
                 shared.counts.seen.fetch_add(1, Ordering::Relaxed);
+                if let Some(captured) = &mut *shared.captured.lock().unwrap_or_else(PoisonError::into_inner) {
+                    captured.push(packet.to_vec());
+                }
                 if happens(loss.drops, &shared.counts.dropped) {
                     continue;
                 }

@@ -722,7 +722,7 @@ fn an_engine_that_goes() {
 fn a_forked_child() {
     let mut world = shm(small());
     let (window, key) = world.export(4096, Rights::all());
-    let World { a, b, ab, ba, now, address } = world;
+    let World { a, b, ab, ba, now, address, clock } = world;
     let mut ends = Some((a, b));
     let child = verbring_tests::fork(|| {
         drop(ends.take());
@@ -730,7 +730,7 @@ fn a_forked_child() {
     });
     while child.try_wait().is_none() {}
     let (a, b) = ends.expect("the parent's");
-    let mut world = World { a, b, ab, ba, now, address };
+    let mut world = World { a, b, ab, ba, now, address, clock };
     assert_eq!(world.control(), []);
     world.a.push(Sqe::put_word(5, key.at(0))).unwrap();
     assert!(world.reap().is_success());

@@ -1,4 +1,4 @@
-//! One suite over every device: local, deferred, shm. What a device promises (`Device`, docs/SEMANTICS.md) is seen
+//! One suite over every device: local, deferred, shm, fabric, udp. What a device promises (`Device`, docs/SEMANTICS.md) is seen
 //! through whole engines.
 
 use verbring::{Device, Domain, Level, Notice, Opts, PeerState, Rights, Signal, Sqe, SqeFlags, Status};
@@ -6,8 +6,10 @@ use verbring_sim::device::FabricOptions;
 use verbring_sim::fabric::{Fabric, FabricConfig, Fault};
 use verbring_sim::nic::{Delay, Weakness};
 use verbring_sim::random::Ratio;
+use verbring_sim::soft::Patience;
+use verbring_sim::udp::UdpOptions;
 use verbring_sys::Faults;
-use verbring_tests::{World, deferred, deferred_shm, local, named_shm, on_fabric, pattern, shm, small};
+use verbring_tests::{World, deferred, deferred_shm, local, named_shm, on_fabric, on_udp, pattern, shm, small};
 
 const ALL: Rights = Rights::all();
 
@@ -343,6 +345,11 @@ fn weak() -> FabricOptions {
     FabricOptions { weakness, ..FabricOptions::default() }
 }
 
+/// One that gives a dead connection up soon: the tests wait for that.
+fn udp() -> UdpOptions {
+    UdpOptions { patience: Patience { timeout: 10, retry_count: 5 }, ..UdpOptions::default() }
+}
+
 macro_rules! suite {
     ($($device:ident: $world:expr;)+) => {$(
         mod $device {
@@ -366,6 +373,8 @@ suite! {
     on_fabric: on_fabric(small(), FabricConfig::new(1), FabricOptions::default());
     on_fabric_with_loss: on_fabric(small(), FabricConfig::new(2).with(Fault::Loss, Ratio::new(1, 20)), FabricOptions::default());
     on_fabric_of_weak_nics: on_fabric(small(), FabricConfig::new(3), weak());
+    on_udp: on_udp(small(), udp());
+    on_udp_without_offload: on_udp(small(), UdpOptions { offload: false, mtu: Some(1024), ..udp() });
     on_deferred_that_cannot_cancel: deferred(small(), 3, Faults { can_cancel: false, ..Faults::default() });
 }
 
@@ -384,6 +393,13 @@ mod by_name {
             let world = on_fabric(small(), network, FabricOptions::default());
             reconnect((world, [0, 1].map(Fabric::address)));
         }
+    }
+
+    #[test]
+    fn reconnect_on_udp() {
+        let world = on_udp(small(), udp());
+        let names = [&world.a, &world.b].map(|engine| engine.device().rnic().wire().address().to_string());
+        reconnect((world, names));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
+use super::device::{Address, Tuning};
 use super::{Cores, PerfError};
 
 /// How long a child may take to end by itself.
@@ -16,12 +17,14 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub(crate) struct Counterpart(Child);
 
 impl Counterpart {
-    /// Starts it, to listen under `name`. It inherits the affinity mask, so this goes before pinning.
-    pub(crate) fn start(name: &str, cores: Cores) -> Result<Counterpart, PerfError> {
+    /// Starts it, to listen at an address. It inherits the affinity mask, so this goes before pinning.
+    pub(crate) fn start(at: &Address, cores: Cores, tuning: Tuning) -> Result<Counterpart, PerfError> {
         // Not current_exe(): that is a path, where another build may lie by now.
         let child = Command::new("/proc/self/exe")
-            .args(["perf", "--listen", &format!("shm:{name}"), "--cores", &cores.to_string()])
+            .args(["perf", "--listen", &at.to_string(), "--cores", &cores.to_string()])
             .args(["--child-of", &std::process::id().to_string()])
+            .args(tuning.mtu.map(|mtu| format!("--mtu={mtu}")))
+            .args((!tuning.offload).then_some("--no-offload"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn();

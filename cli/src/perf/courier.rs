@@ -7,6 +7,7 @@
 use verbring::{RemoteKey, Signal, Sqe, Window};
 
 use super::definitions::Kind;
+use super::device::Measured;
 use super::ends::{End, Windows};
 use super::pattern::{self, Key, Part};
 use super::rows::{Place, Row};
@@ -39,7 +40,12 @@ impl<'a> Courier<'a> {
 
     /// Puts a round into the other end's inbox.
     #[inline(always)]
-    pub(crate) fn send_round(&self, end: &mut End, windows: &Windows, round: u64) -> Result<(), PerfError> {
+    pub(crate) fn send_round<D: Measured>(
+        &self,
+        end: &mut End<D>,
+        windows: &Windows,
+        round: u64,
+    ) -> Result<(), PerfError> {
         match self.stamp {
             8 => windows.outbox.store(self.local_end - 8, round),
             1 => windows.outbox.write(self.local_end - 1, &[round as u8]),
@@ -60,7 +66,12 @@ impl<'a> Courier<'a> {
 
     /// Polls until a round is in the inbox; false if a message came instead.
     #[inline(always)]
-    pub(crate) fn await_round(&self, end: &mut End, windows: &Windows, round: u64) -> Result<bool, PerfError> {
+    pub(crate) fn await_round<D: Measured>(
+        &self,
+        end: &mut End<D>,
+        windows: &Windows,
+        round: u64,
+    ) -> Result<bool, PerfError> {
         match self.stamp {
             8 => end.watch(&windows.inbox, self.remote_end - 8, |word| word == round),
             // The last byte of the little-endian word that the message ends with.

@@ -20,12 +20,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use verbring::{
-    Clock, Completion, Config, DeviceError, EngineError, Notice, Opts, Pages, PeerId, PeerState, REMOTE_BYTES, Region,
-    RegionOptions, Remote, RemoteKey, Rights, ShmEngine, SizeClass, Status, WaitError, Window, open_shm,
+    Clock, Completion, Config, DeviceError, Engine, EngineError, Notice, Opts, Pages, PeerId, PeerState, REMOTE_BYTES,
+    Region, RegionOptions, Remote, RemoteKey, Rights, SizeClass, Status, WaitError, Window, open_with,
 };
 use verbring_sys::cpu;
 
 use super::PerfError;
+use super::device::{Address, Measured, Tuning};
 use super::rows::Row;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vrb-perf");
@@ -136,7 +137,7 @@ pub(crate) struct Windows {
 
 impl Windows {
     /// Windows whose pages were all touched.
-    pub(crate) fn open(end: &mut End, sizes: Sizes) -> Result<Windows, PerfError> {
+    pub(crate) fn open<D: Measured>(end: &mut End<D>, sizes: Sizes) -> Result<Windows, PerfError> {
         let (inbox, inbox_pages) = window(&mut end.engine, sizes.inbox, Rights::all())?;
         let (outbox, outbox_pages) = window(&mut end.engine, sizes.outbox, Rights::empty())?;
         let pages = if sizes.outbox > sizes.inbox { outbox_pages } else { inbox_pages };
@@ -145,7 +146,7 @@ impl Windows {
     }
 }
 
-fn window(engine: &mut ShmEngine, len: u64, rights: Rights) -> Result<(Window, Pages), PerfError> {
+fn window<D: Measured>(engine: &mut Engine<D>, len: u64, rights: Rights) -> Result<(Window, Pages), PerfError> {
     let mut options = RegionOptions::default();
     // A huge page for a few bytes would be a waste.
     if len < 1 << 20 {
@@ -165,11 +166,12 @@ struct Idle {
 }
 
 /// One end.
-pub(crate) struct End {
-    pub(crate) engine: ShmEngine,
+pub(crate) struct End<D: Measured> {
+    pub(crate) engine: Engine<D>,
     clock: Clock,
     peer: Option<PeerId>,
-    /// The time that the engine is told in hot loops: nothing has a deadline there, so an old one will do.
+    /// The time that the engine is told in hot loops: nothing has a deadline there, so an old one will do unless the
+    /// device needs it.
     now: u64,
     /// The ends share a core, so that one who waits has to let the other run.
     pub(crate) yields: bool,
@@ -177,9 +179,9 @@ pub(crate) struct End {
     is_receiving: bool,
 }
 
-impl End {
-    /// Pins this thread, and listens under `name`. Batches of `batch` fit into the rings.
-    pub(crate) fn open(name: &str, core: Option<usize>, batch: u32) -> Result<End, PerfError> {
+impl<D: Measured> End<D> {
+    /// Pins this thread, and listens at `at`. Batches of `batch` fit into the rings.
+    pub(crate) fn open(at: &Address, core: Option<usize>, batch: u32, tuning: Tuning) -> Result<End<D>, PerfError> {
         if let Some(core) = core {
             cpu::pin(core).map_err(PerfError::Cpu)?;
         }
@@ -194,31 +196,44 @@ impl End {
             max_imports: 4,
             ..Config::default()
         };
-        let engine = open_shm(name, config, &[SizeClass { size: MESSAGE as u32, count: 8 }])?;
+        let classes = [SizeClass { size: MESSAGE as u32, count: 8 }];
+        let engine = open_with(config, &classes, RegionOptions::default(), |node| D::open(at, node, &config, tuning));
+        let engine = engine.map_err(|error| PerfError::Other(format!("cannot listen at {at}: {error}")))?;
         let clock = Clock::start();
         Ok(End { engine, clock, peer: None, now: 0, yields: false, mail: None, is_receiving: false })
     }
 
-    /// Connects. While nobody listens under `name` it tries again, for `time` and as long as `go_on` has no objection.
+    /// Connects. While nobody listens at `to` it tries again, for `time` and as long as `go_on` has no objection.
     pub(crate) fn connect(
         &mut self,
-        name: &str,
+        to: &Address,
         time: Duration,
         mut go_on: impl FnMut() -> Result<(), PerfError>,
     ) -> Result<(), PerfError> {
         let until = Instant::now() + time;
-        let peer = loop {
-            match self.engine.connect(name, self.clock.now()) {
-                Ok(peer) => break peer,
-                Err(EngineError::Device(DeviceError::NoSuchName)) if Instant::now() < until => go_on()?,
-                Err(error) => return Err(WaitError::Engine(error).into()),
+        let cause = loop {
+            match self.connect_once(&to.of_device()) {
+                Err(PerfError::Lost(DeviceError::NoSuchName)) if Instant::now() < until => go_on()?,
+                Err(PerfError::Lost(cause)) => break cause,
+                outcome => return outcome,
             }
             thread::sleep(Duration::from_millis(1));
         };
+        Err(PerfError::Other(format!("cannot connect to {to}: {cause}")))
+    }
+
+    fn connect_once(&mut self, address: &str) -> Result<(), PerfError> {
+        let peer = self.engine.connect(address, self.clock.now()).map_err(|error| match error {
+            EngineError::Device(cause) => PerfError::Lost(cause),
+            error => WaitError::Engine(error).into(),
+        })?;
         self.peer = Some(peer);
         let mut idle = Idle::default();
         while self.engine.peer_state(peer) == Some(PeerState::Connecting) {
-            self.idle(&mut idle, Some(PATIENCE))?;
+            if let Err(error) = self.idle(&mut idle, Some(PATIENCE)) {
+                self.engine.disconnect(peer, self.clock.now());
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -313,6 +328,12 @@ impl End {
                     return Ok(value);
                 }
             }
+            if D::IS_DRIVEN {
+                self.now = self.clock.now();
+                if self.yields {
+                    thread::yield_now();
+                }
+            }
             self.engine.poll(self.now);
             self.engine.submit(self.now);
             turns += 1;
@@ -333,7 +354,7 @@ impl End {
     ) -> Result<bool, PerfError> {
         let mut idle = Idle::default();
         loop {
-            for _ in 0..if self.yields { 1 } else { LOOKS } {
+            for _ in 0..if self.yields || D::IS_DRIVEN { 1 } else { LOOKS } {
                 if is_there(window.load(offset)) {
                     return Ok(true);
                 }
@@ -350,15 +371,22 @@ impl End {
     #[inline(never)]
     fn idle(&mut self, idle: &mut Idle, time: Option<Duration>) -> Result<(), PerfError> {
         idle.calls += 1;
+        if D::IS_DRIVEN {
+            self.now = self.clock.now();
+        }
         self.engine.submit(self.now);
         self.engine.poll(self.now);
         while let Some(done) = self.engine.reap() {
             self.take(done)?;
         }
-        // After so many looks the other end may well be waiting for this very core, pinned or not.
-        thread::yield_now();
-        // The control side costs system calls, and whoever yields is here all the time.
-        if self.yields && !idle.calls.is_multiple_of(64) {
+        // Whoever yields, or drives a device, is here all the time.
+        let is_rare = !self.yields && !D::IS_DRIVEN || idle.calls.is_multiple_of(64);
+        if self.yields || is_rare {
+            // After so many looks the other end may well be waiting for this very core, pinned or not.
+            thread::yield_now();
+        }
+        // The control side costs system calls.
+        if !is_rare {
             return Ok(());
         }
         self.now = self.clock.now();

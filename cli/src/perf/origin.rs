@@ -4,6 +4,7 @@ use verbring::{Local, RemoteKey, Sqe, SqeFlags, Target};
 
 use super::courier::Courier;
 use super::definitions::{Kind, Unit};
+use super::device::Measured;
 use super::ends::{self, End, Message, Sizes, Windows};
 use super::measure::{Times, measure};
 use super::pattern::{self, Part};
@@ -33,8 +34,8 @@ pub(crate) fn sizes(rows: &[Row]) -> (Sizes, Sizes) {
 }
 
 /// The end that measures, connected.
-pub(crate) struct Origin {
-    end: End,
+pub(crate) struct Origin<D: Measured> {
+    end: End<D>,
     windows: Windows,
     theirs: RemoteKey,
     seed: u64,
@@ -48,17 +49,17 @@ pub(crate) struct Origin {
 type Make = fn(Local, Target) -> Sqe;
 
 /// What a test goes on with from one operation to the next.
-struct Run<'a> {
-    origin: &'a mut Origin,
+struct Run<'a, D: Measured> {
+    origin: &'a mut Origin<D>,
     row: &'a Row,
     walk: Walk,
     /// Rounds, or atomics.
     count: u64,
 }
 
-impl Origin {
+impl<D: Measured> Origin<D> {
     /// Agrees with the target on memory. The connection is there.
-    pub(crate) fn meet(mut end: End, core: Option<usize>, rows: &[Row], seed: u64) -> Result<Origin, PerfError> {
+    pub(crate) fn meet(mut end: End<D>, core: Option<usize>, rows: &[Row], seed: u64) -> Result<Origin<D>, PerfError> {
         let (own, target) = sizes(rows);
         let windows = Windows::open(&mut end, own)?;
         let words = [target.inbox, target.outbox, saying_core(core), u64::from(end.yields), seed];
@@ -77,6 +78,11 @@ impl Origin {
     /// Whether the ends share a core.
     pub(crate) fn yields(&self) -> bool {
         self.end.yields
+    }
+
+    /// What is to be known of the wire.
+    pub(crate) fn wire(&self) -> Option<String> {
+        self.end.engine.device().wire()
     }
 
     /// Says that it is over, and waits until the target has heard it: it closes the connection.
@@ -144,7 +150,7 @@ fn pages_name(number: u64) -> &'static str {
     all.into_iter().find(|pages| *pages as u64 == number).map_or("?", Pages::name)
 }
 
-impl Run<'_> {
+impl<D: Measured> Run<'_, D> {
     /// Each test has a loop of its own, so that nothing is decided inside of it.
     fn times(&mut self, iters: Option<u64>) -> Result<Times, PerfError> {
         let between = |run: &mut Self| {
@@ -162,9 +168,9 @@ impl Run<'_> {
                 measure(self, iters, |run| run.window(Sqe::put), between)
             }
             Kind::GetWindows => measure(self, iters, |run| run.window(Sqe::get), between),
-            Kind::Hundred => measure(self, iters, Run::batch, between),
-            Kind::FetchAdd => measure(self, iters, Run::fetch_add, between),
-            Kind::CompareSwap => measure(self, iters, Run::compare_swap, between),
+            Kind::Hundred => measure(self, iters, Self::batch, between),
+            Kind::FetchAdd => measure(self, iters, Self::fetch_add, between),
+            Kind::CompareSwap => measure(self, iters, Self::compare_swap, between),
         }
     }
 

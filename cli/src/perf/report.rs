@@ -56,15 +56,16 @@ impl Report {
         print(&if self.is_json { json_line(figures, &self.setting) } else { table_line(figures) })
     }
 
-    /// The last line of the table.
-    pub(crate) fn end(&self) -> io::Result<()> {
+    /// The last lines of the table, with what is to be known of the wire.
+    pub(crate) fn end(&self, wire: Option<String>) -> io::Result<()> {
         if self.is_json {
             return Ok(());
         }
         let Setting { device, cores, pages, yields } = &self.setting;
         let shared = if *yields { " (shared by both ends, who yield in place of spinning)" } else { "" };
+        let wire = wire.map_or(String::new(), |wire| format!("wire: {wire}\n"));
         print(&format!(
-            "device {device}, cores {cores}{shared}, pages {pages}; us and p50: medians of blocks, one operation, window \
+            "{wire}device {device}, cores {cores}{shared}, pages {pages}; us and p50: medians of blocks, one operation, window \
              or batch from push to cqe (lat: half a round trip); p99 to max: single ones; more by --explain\n"
         ))
     }

@@ -6,6 +6,7 @@ use verbring::RemoteKey;
 
 use super::courier::Courier;
 use super::definitions;
+use super::device::Measured;
 use super::ends::{End, Kind, Message, PATIENCE, Sizes, Windows};
 use super::origin::{said_core, saying_core};
 use super::pattern::{self, Part};
@@ -13,7 +14,7 @@ use super::rows::{Place, Row};
 use super::{PerfError, Verdict};
 
 /// Serves one run: waits for the origin, and does what it asks until it says goodbye.
-pub(crate) fn serve(mut end: End, core: Option<usize>, wait: Duration) -> Result<(), PerfError> {
+pub(crate) fn serve<D: Measured>(mut end: End<D>, core: Option<usize>, wait: Duration) -> Result<(), PerfError> {
     end.accept(wait)?;
     let hello = end.listen(Some(PATIENCE))?;
     let [inbox, outbox, their_core, their_yields, seed] = hello.arguments;
@@ -30,14 +31,14 @@ pub(crate) fn serve(mut end: End, core: Option<usize>, wait: Duration) -> Result
     Target { end, windows, theirs, seed }.run()
 }
 
-struct Target {
-    end: End,
+struct Target<D: Measured> {
+    end: End<D>,
     windows: Windows,
     theirs: RemoteKey,
     seed: u64,
 }
 
-impl Target {
+impl<D: Measured> Target<D> {
     fn run(&mut self) -> Result<(), PerfError> {
         loop {
             let message = self.end.listen(None)?;

@@ -62,6 +62,8 @@ pub struct NicConfig {
     pub max_keys: u32,
     /// Packets that a queue pair has under way.
     pub window: u32,
+    /// Each time that a lost packet is sent again it is waited for twice as long as before.
+    pub backs_off: bool,
     /// What it cannot do, or does badly.
     pub weakness: Weakness,
     /// Of everything random in it: keys, numbers of queue pairs, delays.
@@ -80,6 +82,7 @@ impl NicConfig {
             rq_depth: 64,
             max_keys: 256,
             window: 128,
+            backs_off: false,
             weakness: Weakness::NONE,
             seed: 0,
         }
@@ -263,6 +266,10 @@ pub struct Nic {
     pub counters: Counters,
     _arena: Arena,
 }
+
+// SAFETY: the tables lie in its own arena; the pointers in work requests and registrations name what their posters keep
+// valid, whichever thread polls.
+unsafe impl Send for Nic {}
 
 impl Nic {
     /// A NIC whose tables lie in `arena`.

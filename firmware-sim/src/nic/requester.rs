@@ -294,7 +294,8 @@ impl Nic {
 
     fn start_timer(&mut self, now: u64, place: u32) {
         let qp = self.qps.at_mut(place);
-        qp.req.timer = now.saturating_add(qp.timeout_ns);
+        let tries = if self.config.backs_off { qp.retry_count - qp.req.retries_left } else { 0 };
+        qp.req.timer = now.saturating_add(qp.timeout_ns.saturating_mul(1 << tries));
         self.next_timeout = self.next_timeout.min(qp.req.timer);
     }
 

@@ -49,9 +49,63 @@ pub(super) fn open(address: IpAddr, options: Options) -> Result<OwnedFd, DeviceE
         .map_err(system("setsockopt(SO_SNDBUF)"))?;
     rustix::net::bind(&fd, &SocketAddr::new(address, options.port)).map_err(|errno| match errno {
         Errno::ADDRINUSE => DeviceError::NameInUse,
+        Errno::ADDRNOTAVAIL => DeviceError::NoSuchAddress,
         errno => system("bind")(errno),
     })?;
     Ok(fd)
+}
+
+/// The MTU of the interface with an address (getifaddrs(3), netdevice(7)). Of 127.0.0.1 all of 127.0.0.0 is good.
+pub(super) fn link_mtu(fd: &OwnedFd, address: IpAddr) -> Option<u32> {
+    let mut list = ptr::null_mut();
+    // SAFETY: it makes a list, which is freed below.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return None;
+    }
+    let (mut at, mut found) = (list, None);
+    while !at.is_null() && found.is_none() {
+        // SAFETY: an entry of the list, which is of this function alone.
+        let entry = unsafe { &*at };
+        let is_loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
+        // SAFETY: null, or an address of the list.
+        let own = unsafe { ip_of(entry.ifa_addr) };
+        if own.is_some_and(|own| own == address || (is_loopback && own.is_loopback() && address.is_loopback())) {
+            // SAFETY: numbers.
+            let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
+            // SAFETY: a name with a zero at its end.
+            let name = unsafe { core::ffi::CStr::from_ptr(entry.ifa_name) }.to_bytes();
+            for (to, from) in request.ifr_name.iter_mut().zip(name) {
+                *to = *from as libc::c_char;
+            }
+            // SAFETY: SIOCGIFMTU reads the name, and writes one number.
+            if unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFMTU, &mut request) } == 0 {
+                // SAFETY: that number.
+                found = u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok();
+            }
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: the list of getifaddrs.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+/// The address of a `struct sockaddr` of an interface, if it is one of IP.
+///
+/// # Safety
+/// It is null, or one of the kernel's.
+unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: every one begins with its family, which says what it is.
+    unsafe {
+        match i32::from((*address).sa_family) {
+            libc::AF_INET => Some(IpAddr::from((*address.cast::<libc::sockaddr_in>()).sin_addr.s_addr.to_ne_bytes())),
+            libc::AF_INET6 => Some(IpAddr::from((*address.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr)),
+            _ => None,
+        }
+    }
 }
 
 pub(super) fn headers(count: usize) -> Vec<libc::mmsghdr> {

@@ -220,7 +220,8 @@ impl Socket {
     /// # Errors
     /// * [`DeviceError::NameInUse`]: another socket has the port of this address, perhaps that of the rdma_rxe driver.
     /// * [`DeviceError::NotSupported`]: the address is 0.0.0.0 or `::`. Each packet is checked against its addresses.
-    /// * [`DeviceError::System`]: a call failed; `bind` with EADDRNOTAVAIL if the host has no such address.
+    /// * [`DeviceError::NoSuchAddress`]: the host has no such address.
+    /// * [`DeviceError::System`]: a call failed.
     pub fn bind(address: IpAddr, options: Options) -> Result<Socket, DeviceError> {
         if address.is_unspecified() {
             return Err(DeviceError::NotSupported("listen on every address of the host: name one"));
@@ -390,6 +391,11 @@ impl Socket {
         let receive = sockopt::socket_recv_buffer_size(&self.fd).map_err(system("getsockopt(SO_RCVBUF)"))?;
         let send = sockopt::socket_send_buffer_size(&self.fd).map_err(system("getsockopt(SO_SNDBUF)"))?;
         Ok((receive, send))
+    }
+
+    /// Bytes of the longest packet, IP header and all, that the interface with `address` takes; 1500 if that is not known.
+    pub fn link_mtu(&self, address: IpAddr) -> u32 {
+        calls::link_mtu(&self.fd, address).unwrap_or(1500)
     }
 
     /// Describes what is queued in messages, as few as can be, and returns how many.
