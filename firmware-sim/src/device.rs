@@ -94,9 +94,8 @@ impl Fabric {
             seed: seed ^ node_id.rotate_left(17),
             ..nic_config(address(node), options.max_links)
         };
-        let first_epoch = (seed ^ node_id) as u32;
         let carrier = FabricCarrier(self.port(node));
-        assemble("fabric", config, options.patience, self.port(node), carrier, node_id, first_epoch)
+        assemble("fabric", config, options.patience, self.port(node), carrier, node_id, seed)
     }
 
     /// The address of a node, to be connected to.
@@ -127,7 +126,7 @@ pub(crate) fn assemble<W: Wire, C: Carrier>(
     wire: W,
     carrier: C,
     node: u64,
-    first_epoch: u32,
+    secret: u64,
 ) -> Result<RcDevice<Soft<W>, C>, DeviceError> {
     let arena = |bytes| {
         let region = Region::private(bytes, RegionOptions::default());
@@ -136,5 +135,5 @@ pub(crate) fn assemble<W: Wire, C: Carrier>(
     let options = RcOptions { max_links: config.max_qps / verbring_sys::CLASSES as u32 };
     let nic = Soft::new(name, arena(config.bytes())?, config, patience, wire)?;
     let bytes = RcDevice::<Soft<W>, C>::bytes(nic.caps(), options);
-    RcDevice::new(nic, carrier, arena(bytes)?, options, node, first_epoch)
+    RcDevice::new(nic, carrier, arena(bytes)?, options, node, secret)
 }

@@ -12,11 +12,13 @@
 //!
 //! Control packets travel over a [`Carrier`].
 
+use core::hash::Hasher;
 use core::net::IpAddr;
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::vec::Vec;
 
+use siphasher::sip::SipHasher24;
 use verbring_slab::{Arena, ArenaFull, Table};
 
 use crate::channel::{
@@ -268,7 +270,9 @@ pub struct RcDevice<N: Rnic, C: Carrier> {
     mrs: Vec<Option<Registration>>,
     events: VecDeque<Event>,
     node: u64,
-    next_epoch: u32,
+    /// What epochs are made from, and how many there were.
+    secret: u64,
+    epochs: u64,
     now: u64,
     _arena: Arena,
 }
@@ -303,8 +307,8 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
             + 8192
     }
 
-    /// A device over a NIC, without connections. `node` is the incarnation id of its engine; `first_epoch` is a random
-    /// number.
+    /// A device over a NIC, without connections. `node` is the incarnation id of its engine; `secret` is a random
+    /// number that nobody else knows.
     ///
     /// # Errors
     /// The NIC is too small, or the arena has fewer than [`RcDevice::bytes`].
@@ -314,7 +318,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         mut arena: Arena,
         options: RcOptions,
         node: u64,
-        first_epoch: u32,
+        secret: u64,
     ) -> Result<RcDevice<N, C>, DeviceError> {
         let rnic_caps = *rnic.caps();
         if rnic_caps.rq_depth < DEPTH || rnic_caps.sq_depth < 8 {
@@ -355,7 +359,8 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
                 mrs: Vec::new(),
                 events: VecDeque::new(),
                 node,
-                next_epoch: first_epoch,
+                secret,
+                epochs: 0,
                 now: 0,
                 rnic,
                 carrier,
@@ -962,8 +967,16 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     }
 
     fn new_epoch(&mut self) -> u32 {
-        self.next_epoch = self.next_epoch.wrapping_add(1).max(1);
-        self.next_epoch
+        // Whoever names an epoch may take its connection over, so one is not to be guessed from another.
+        loop {
+            self.epochs += 1;
+            let mut hasher = SipHasher24::new_with_keys(self.secret, self.node);
+            hasher.write_u64(self.epochs);
+            let epoch = hasher.finish() as u32;
+            if epoch != 0 && self.links.iter().flatten().all(|c| c.channel.epoch() != epoch) {
+                return epoch;
+            }
+        }
     }
 
     /// Connects the queue pairs of a connection to what the peer said.

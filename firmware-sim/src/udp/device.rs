@@ -80,7 +80,7 @@ pub fn open(address: IpAddr, node: u64, options: UdpOptions) -> Result<UdpDevice
         ..nic_config(address, options.max_links)
     };
     let wire = UdpWire::new(socket, address);
-    assemble("udp", config, options.patience, wire, carrier, node, random()? as u32)
+    assemble("udp", config, options.patience, wire, carrier, node, random()?)
 }
 
 /// The largest MTU whose packets an interface takes.
