@@ -5,7 +5,7 @@ use verbring_sys::rnic::{AsyncEvent, MrAccess, SendFlags, SendOp, WcStatus};
 
 use super::fifo::Fifo;
 use super::qp::{Qp, QpState, Wqe};
-use super::{Defect, MAX_RD_ATOMIC, NEVER, Nic};
+use super::{Defect, MAX_RD_ATOMIC, NEVER, Nic, packets_of};
 use crate::packet::{Header, Nak, Opcode, Syndrome, credits_of, rnr_ns};
 use crate::psn;
 
@@ -144,7 +144,7 @@ impl Nic {
             packets = if matches!(wqe.wr.op, SendOp::CompareSwap | SendOp::FetchAdd) {
                 1
             } else {
-                wqe.wr.len.div_ceil(qp.mtu).max(1)
+                packets_of(wqe.wr.len, qp.mtu)
             };
         }
         let at = self.sq_place(place, self.qps.at(place).req.numbered);
