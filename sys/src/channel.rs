@@ -287,7 +287,8 @@ pub struct Channel {
     /// Messages that were not acknowledged (or, on a stream, not sent): the first has the number `first`.
     outbox: Deque<(Message, Option<Grant>), OUTBOX>,
     first: u32,
-    /// Of those, how many were sent.
+    /// Of those, how many were ever sent, and how many of them since what was lost is sent again.
+    said: u32,
     sent: u32,
     /// The last message heard.
     heard: u32,
@@ -320,6 +321,7 @@ impl Channel {
             greeting,
             outbox: Deque::new(),
             first: 1,
+            said: 0,
             sent: 0,
             heard: 0,
             must_greet: true,
@@ -451,7 +453,7 @@ impl Channel {
         }
         let count = heard.wrapping_sub(self.first).wrapping_add(1);
         // An old one; or of what was never said.
-        if count > self.sent {
+        if count > self.said {
             let is_old = count > u32::MAX / 2;
             return if is_old { Ok(()) } else { Err(DeviceError::Protocol("it heard what was not said")) };
         }
@@ -459,7 +461,9 @@ impl Channel {
             self.outbox.pop_front();
         }
         self.first = self.first.wrapping_add(count);
-        self.sent -= count;
+        self.said -= count;
+        // It was about to be sent again, and the answer came after all.
+        self.sent = self.sent.saturating_sub(count);
         if count != 0 {
             self.calm(now);
         }
@@ -512,6 +516,7 @@ impl Channel {
                     self.arm(now);
                 }
                 self.sent += 1;
+                self.said = self.said.max(self.sent);
                 self.must_answer = false;
             } else {
                 if core::mem::take(&mut self.must_answer) {
@@ -715,6 +720,24 @@ mod tests {
         }
         assert!(matches!(a.handle(0, &good), Ok(Some(Heard::Message { .. }))));
         assert_eq!(a.handle(0, &good), Ok(None), "nor is it heard twice");
+    }
+
+    /// What is to be sent again, and is not yet because the carrier is jammed, may be acknowledged meanwhile.
+    #[test]
+    fn a_late_acknowledgement() {
+        let (mut a, mut b) = pair(LOSSY);
+        for number in 1..=3 {
+            a.send(&[number; MESSAGE_BYTES], None).unwrap();
+            let message = a.poll_transmit(0).unwrap();
+            assert!(matches!(b.handle(0, &message), Ok(Some(Heard::Message { .. }))));
+        }
+        let heard = b.poll_transmit(0).unwrap();
+        a.handle_timeout(a.poll_timeout()).unwrap();
+        a.poll_transmit(2000).unwrap();
+        assert_eq!(a.handle(2000, &heard), Ok(None));
+        assert_eq!((a.poll_transmit(3000), a.poll_timeout()), (None, u64::MAX));
+        let unsaid = Packet { heard: 4, ..heard };
+        assert!(a.handle(3000, &unsaid).is_err(), "that was never said");
     }
 
     #[test]
