@@ -3,9 +3,10 @@
 use verbring_sim::device::{FabricDevice, FabricOptions};
 use verbring_sim::fabric::{Fabric, FabricConfig, FabricPort, address};
 use verbring_sim::packet::{Header, Ip, Opcode};
-use verbring_sim::soft::Wire;
+use verbring_sim::soft::{BURST, Wire};
+use verbring_slab::{Region, RegionOptions};
 use verbring_sys::channel::{Body, GREETING_BYTES, Grant, PACKET_BYTES, Packet};
-use verbring_sys::{Device, Event, MESSAGE_BYTES, Status, Wc};
+use verbring_sys::{Device, Event, MESSAGE_BYTES, Memory, Rights, Status, Wc};
 
 const LINKS: u32 = 4;
 /// Our queue pairs are of these numbers, and so we say at first.
@@ -116,4 +117,52 @@ fn what_fails_before_it_is_up_takes_no_place() {
         hostile.request(qp_of(&greeting), &forbidden);
         assert_eq!(hostile.wait(), []);
     }
+}
+
+/// Reads of much, again and again: a call sends a burst, and the rest comes with the next ones.
+#[test]
+fn reads_do_not_keep_the_device() {
+    const BYTES: usize = 1 << 20;
+    let mut hostile = Hostile::new();
+    let region = Region::private(BYTES, RegionOptions::default()).unwrap();
+    let memory = Memory::Private { base: region.base(), len: BYTES };
+    // SAFETY: the region is dropped after the device.
+    let mr = unsafe { hostile.device.register(memory, Rights::READ) }.unwrap();
+    let (epoch, greeting) = hostile.hello(1, 0).unwrap();
+    hostile.say(Packet::new(2, 1, epoch, 0, Body::Ready));
+    let events = hostile.wait();
+    let [Event::Up { link, .. }] = events[..] else { panic!("{events:?}") };
+    hostile.device.send(link, &[0; MESSAGE_BYTES], Some(mr)).unwrap();
+    hostile.wait();
+    let grant = std::iter::from_fn(|| hostile.hear()).find_map(|packet| match packet.body {
+        Body::Message { grant, .. } => grant,
+        _ => None,
+    });
+    let grant = grant.expect("it was sent");
+    let packets = BYTES as u32 / 256;
+    for i in 0..16 {
+        let read = Header {
+            address: grant.base,
+            rkey: grant.key,
+            length: BYTES as u32,
+            ..Header::new(Opcode::ReadRequest, 0, PSN + i * packets)
+        };
+        hostile.request(qp_of(&greeting), &read);
+    }
+    hostile.now += 1_000_000;
+    hostile.fabric.advance(hostile.now);
+    let sent = |hostile: &Hostile| hostile.device.rnic().nic().counters.sent;
+    let mut before = sent(&hostile);
+    let first = before;
+    while sent(&hostile) - first < u64::from(16 * packets) {
+        assert!(hostile.now < 1 << 40, "all of it is sent in the end");
+        hostile.now += 1000;
+        hostile.poll();
+        let after = sent(&hostile);
+        // A poll looks at the NIC once, and rings once.
+        assert!(after - before <= 2 * BURST as u64);
+        before = after;
+    }
+    drop(hostile);
+    drop(region);
 }
