@@ -35,6 +35,9 @@ pub struct Patience {
     pub retry_count: u8,
 }
 
+/// Packets that one call sends at most. A peer may ask for much to be read, often; it does not keep the caller here.
+pub const BURST: usize = 256;
+
 /// A NIC with a wire, one protection domain and one completion queue.
 pub struct Soft<W: Wire> {
     nic: Nic,
@@ -45,6 +48,8 @@ pub struct Soft<W: Wire> {
     random: Random,
     patience: Patience,
     registrations: u64,
+    /// There was more to be sent than a burst.
+    has_more: bool,
 }
 
 impl<W: Wire> Soft<W> {
@@ -77,7 +82,7 @@ impl<W: Wire> Soft<W> {
             max_message: crate::nic::MAX_MESSAGE,
         };
         let random = Random::new(config.seed ^ 0x5eed);
-        Ok(Soft { nic, wire, caps, pd, cq, random, patience, registrations: 0 })
+        Ok(Soft { nic, wire, caps, pd, cq, random, patience, registrations: 0, has_more: false })
     }
 
     /// The NIC.
@@ -97,11 +102,17 @@ impl<W: Wire> Soft<W> {
 
     /// When the NIC has something to do by itself.
     pub fn poll_timeout(&self) -> u64 {
-        self.nic.poll_timeout()
+        if self.has_more { 0 } else { self.nic.poll_timeout() }
     }
 
     fn transmit(&mut self, now: u64) {
+        self.has_more = false;
+        let mut left = BURST;
         loop {
+            if left == 0 {
+                self.has_more = true;
+                break;
+            }
             let Some(place) = self.wire.place() else {
                 self.wire.flush(now);
                 if self.wire.place().is_none() {
@@ -111,6 +122,7 @@ impl<W: Wire> Soft<W> {
             };
             let Some(out) = self.nic.poll_transmit(now, place) else { break };
             self.wire.commit(now, out.len, out.to);
+            left -= 1;
         }
         self.wire.flush(now);
     }

@@ -951,3 +951,21 @@ proptest! {
         prop_assert!(pair.sides[1].guards_are_whole());
     }
 }
+
+/// What fails inside the NIC takes with it what is posted behind it, and nothing else.
+#[test]
+fn a_failed_invalidate_flushes_what_follows() {
+    let mut pair = Pair::new(1024);
+    let unbound = SendWr { rkey: 5, ..pair.wr(1, SendOp::LocalInvalidate, 0, 0, 0) };
+    pair.sides[0].post(unbound).unwrap();
+    for wr_id in [2, 3] {
+        let write = pair.wr(wr_id, SendOp::Write, 0, 0, 8);
+        pair.sides[0].post(write).unwrap();
+    }
+    pair.run();
+    use WcStatus::{MwBindErr, WrFlushErr};
+    assert_eq!(pair.ends(0), [(1, MwBindErr), (2, WrFlushErr), (3, WrFlushErr)]);
+    let write = pair.wr(4, SendOp::Write, 0, 0, 8);
+    pair.sides[0].post(write).unwrap();
+    assert_eq!(pair.ends(0), [(4, WrFlushErr)]);
+}

@@ -924,6 +924,8 @@ impl Greeting {
             max_rd_atomic,
         });
         let line = u64::from(u32_at(16)) | u64::from(u32_at(20)) << 32;
+        // All of it has an address.
+        line.checked_add(LINE as u64)?;
         let greeting = Greeting { addresses, line, line_key: u32_at(24), atomics: bytes[33] & 1 != 0 };
         (greeting.encode() == *bytes).then_some(greeting)
     }
@@ -1041,6 +1043,11 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         for link in (0..self.links.len() as u32).map(Link) {
             let Some(Some(connection)) = self.links.get_mut(link.0 as usize) else { continue };
             if let (Some(cause), false) = (connection.lost, connection.is_told) {
+                if connection.incoming && !connection.is_up {
+                    // Nobody was told of it.
+                    self.disconnect(link);
+                    continue;
+                }
                 connection.is_told = true;
                 self.events.push_back(Event::Down { link, cause });
             }
@@ -1131,6 +1138,9 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
                 Err(cause) => self.end(link, cause),
             },
             Ok(Some(Heard::Ready)) => self.came_up(link),
+            Ok(Some(Heard::Message { grant: Some(grant), .. })) if grant.base.checked_add(grant.len).is_none() => {
+                self.end(link, DeviceError::Protocol("memory beyond the last address"));
+            }
             Ok(Some(Heard::Message { message, grant })) => {
                 let granted = grant.map(|grant| Granted {
                     rkey: grant.mr,

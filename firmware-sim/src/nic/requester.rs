@@ -5,7 +5,7 @@ use verbring_sys::rnic::{AsyncEvent, MrAccess, SendFlags, SendOp, WcStatus};
 
 use super::fifo::Fifo;
 use super::qp::{Qp, QpState, Wqe};
-use super::{Defect, MAX_RD_ATOMIC, NEVER, Nic};
+use super::{Defect, MAX_RD_ATOMIC, NEVER, Nic, packets_of};
 use crate::packet::{Header, Nak, Opcode, Syndrome, credits_of, rnr_ns};
 use crate::psn;
 
@@ -127,7 +127,7 @@ impl Nic {
         }
     }
 
-    /// Begins a work request: gives it its packet numbers. False if it has to wait.
+    /// Begins a work request: gives it its packet numbers. False if it has to wait, or failed.
     fn number(&mut self, place: u32, wqe: &Wqe) -> bool {
         let qp = self.qps.at(place);
         let req = &qp.req;
@@ -143,7 +143,7 @@ impl Nic {
             packets = if matches!(wqe.wr.op, SendOp::CompareSwap | SendOp::FetchAdd) {
                 1
             } else {
-                wqe.wr.len.div_ceil(qp.mtu).max(1)
+                packets_of(wqe.wr.len, qp.mtu)
             };
         }
         let at = self.sq_place(place, self.qps.at(place).req.numbered);
@@ -155,14 +155,11 @@ impl Nic {
         let message = req.messages;
         let entry = self.sq.at_mut(at);
         (entry.first, entry.packets, entry.message) = (first, packets, message);
-        if packets == 0 {
-            self.do_local(place, wqe);
-        }
-        true
+        packets != 0 || self.do_local(place, wqe)
     }
 
-    /// What happens in this NIC alone.
-    fn do_local(&mut self, place: u32, wqe: &Wqe) {
+    /// What happens in this NIC alone. False if it failed, and with it the queue pair.
+    fn do_local(&mut self, place: u32, wqe: &Wqe) -> bool {
         let (number, pd) = (self.qps.at(place).number, self.qps.at(place).pd);
         let wr = &wqe.wr;
         let done = match wr.op {
@@ -179,6 +176,7 @@ impl Nic {
             let position = self.qps.at(place).req.numbered.wrapping_sub(1);
             self.fail_at(place, position, WcStatus::MwBindErr);
         }
+        done.is_ok()
     }
 
     /// A work request cannot be done. Those before it that are not answered are cut off with it.

@@ -7,7 +7,7 @@ use verbring_sys::rnic::{AsyncEvent, MrAccess, WcOp, WcStatus};
 
 use super::fifo::Fifo;
 use super::qp::{Qp, QpState};
-use super::{Defect, MAX_RD_ATOMIC, Nic};
+use super::{Defect, MAX_RD_ATOMIC, Nic, packets_of};
 use crate::packet::{Header, NO_CREDITS, Nak, Opcode, Syndrome, credit_code};
 use crate::psn;
 
@@ -312,9 +312,10 @@ impl Nic {
         }
         // At the beginning for all of it, later again for what comes: it may have been taken back.
         let range = if begins { len } else { bytes };
+        let lenient = u64::from(self.has(Defect::BoundsOffByOne) && range > 0);
         let granted = self
             .keys
-            .check_remote(rkey, number, pd, address, u64::from(range), MrAccess::REMOTE_WRITE)
+            .check_remote(rkey, number, pd, address, u64::from(range) - lenient, MrAccess::REMOTE_WRITE)
             .ok()
             .filter(|_| access.contains(MrAccess::REMOTE_WRITE));
         // Nothing is written to nowhere, and that needs no key (IBTA volume 1, 9.7.4.1.3).
@@ -355,7 +356,7 @@ impl Nic {
         if !is_granted && len != 0 {
             return self.refuse(place, Nak::RemoteAccess);
         }
-        let packets = len.div_ceil(mtu).max(1);
+        let packets = packets_of(len, mtu);
         let resp = &self.qps.at(place).resp;
         let resource = Resource {
             first: resp.expected,
@@ -482,7 +483,7 @@ impl Nic {
                     }
                 }
                 let qp = self.qps.at_mut(place);
-                let asked = header.length.div_ceil(qp.mtu).max(1);
+                let asked = packets_of(header.length, qp.mtu);
                 let end = self.resources.at(at).end().min(wide + u64::from(asked));
                 let answer = Answer { resource: slot, from: wide, next: wide, end, is_first_time: false };
                 qp.resp.answers.push_back(answer);

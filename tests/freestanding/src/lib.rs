@@ -10,6 +10,7 @@ extern crate std;
 
 pub mod arena;
 pub mod mem_functions;
+mod nics;
 pub mod scenario;
 
 use core::fmt::Write;

@@ -1,4 +1,5 @@
-//! What is run on every freestanding target: two engines over local devices, joined, that put, get, add and signal.
+//! What is run on every freestanding target: two engines over local devices, joined, that put, get, add and signal; then
+//! two NICs (`nics.rs`).
 
 use core::fmt::Write;
 use core::mem::MaybeUninit;
@@ -16,10 +17,10 @@ static WIRE: Wire = Wire::new();
 const CLASSES: [SizeClass; 2] = [SizeClass { size: 256, count: 8 }, SizeClass { size: 4096, count: 4 }];
 
 /// Deals out the static memory, so that each engine, device and slab has its own.
-struct Dealer(&'static mut [MaybeUninit<u8>]);
+pub(crate) struct Dealer(&'static mut [MaybeUninit<u8>]);
 
 impl Dealer {
-    fn deal(&mut self, bytes: usize) -> Result<&'static mut [MaybeUninit<u8>], &'static str> {
+    pub(crate) fn deal(&mut self, bytes: usize) -> Result<&'static mut [MaybeUninit<u8>], &'static str> {
         let all = core::mem::take(&mut self.0);
         if bytes > all.len() {
             return Err("the static memory is too small");
@@ -29,7 +30,7 @@ impl Dealer {
         Ok(dealt)
     }
 
-    fn arena(&mut self, bytes: usize) -> Result<Arena, &'static str> {
+    pub(crate) fn arena(&mut self, bytes: usize) -> Result<Arena, &'static str> {
         self.deal(bytes).map(Arena::from_static)
     }
 
@@ -73,7 +74,9 @@ pub fn run(out: &mut dyn Write, memory: &'static mut [MaybeUninit<u8>]) -> Resul
     put_and_get(&mut a, &window, key)?;
     words(&mut a, &window, key)?;
     message(&mut a, &mut b, ab, ba)?;
-    writeln!(out, "puts, gets, atomics, signals and a message between two engines").map_err(|_| "cannot print")
+    crate::nics::run(&mut dealer)?;
+    writeln!(out, "puts, gets, atomics, signals and a message between two engines").map_err(|_| "cannot print")?;
+    writeln!(out, "a write, a read and an atomic between two NICs").map_err(|_| "cannot print")
 }
 
 fn connected(engine: &mut Engine<Local>) -> Option<PeerId> {

@@ -12,7 +12,10 @@ use core::panic::PanicInfo;
 // For the memory functions, which nothing here names.
 use freestanding as _;
 use verbring::{Engine, Opts, Sqe, Target};
+use verbring_sim::nic::Nic;
+use verbring_sim::packet::Ip;
 use verbring_sys::local::Local;
+use verbring_sys::rnic::{PostError, RnicWc, SendWr};
 
 unsafe extern "C" {
     safe fn verbring_panic_is_reachable() -> !;
@@ -68,6 +71,38 @@ pub extern "C" fn hot_put(engine: &mut Engine<Local>, len: usize, target: &Targe
     match engine.alloc(len) {
         Ok(buf) => engine.put(buf, *target, Opts::default()).is_ok(),
         Err(_) => false,
+    }
+}
+
+/// The NIC: any bytes from the wire.
+#[unsafe(no_mangle)]
+pub extern "C" fn hot_handle_packet(nic: &mut Nic, now: u64, ip: &Ip, packet: &&[u8]) {
+    nic.handle_packet(now, ip, packet);
+}
+
+/// The NIC: the next packet, into a buffer of any length.
+#[unsafe(no_mangle)]
+pub extern "C" fn hot_poll_transmit(nic: &mut Nic, now: u64, buffer: &mut &mut [u8]) -> usize {
+    nic.poll_transmit(now, buffer).map_or(0, |out| out.len)
+}
+
+/// The NIC: what is due by time.
+#[unsafe(no_mangle)]
+pub extern "C" fn hot_handle_timeout(nic: &mut Nic, now: u64) -> u64 {
+    nic.handle_timeout(now);
+    nic.poll_timeout()
+}
+
+/// The NIC: any work request, and what has ended.
+///
+/// # Safety
+/// As `Nic::post_send`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hot_post_and_poll(nic: &mut Nic, qp: u32, wr: &SendWr, wcs: &mut &mut [RnicWc]) -> usize {
+    // SAFETY: the caller's promise.
+    match unsafe { nic.post_send(qp, wr) } {
+        Err(PostError::NoSuchQp) => 0,
+        _ => nic.poll_cq(qp, wcs),
     }
 }
 
