@@ -13,6 +13,7 @@ use verbring_sys::local::Local;
 
 type OnLocal = Box<Ready<Local>>;
 type OnDeferred = Box<Ready<Deferred<Local>>>;
+type TwoNics = Box<Nics>;
 
 /// The budget of a benchmark, from the file of budgets.
 fn budget(name: &str) -> LibraryBenchmarkConfig {
@@ -84,6 +85,12 @@ benches! {
     put_deferred_in_32, ready_deferred -> OnDeferred, |r| batch(&mut r, black_box(32), put);
     slab_pairs_64, slab -> Slab, |r| { pairs(&mut r); 0 };
     slab_hold_64, slab -> Slab, |r| { hold(&mut r); 0 };
+    nic_in_8, nic_write_sent -> TwoNics, |r| { nic_in(&mut r); nic_answer(&mut r) as u64 };
+    nic_out_8, nic_writes -> TwoNics, |r| nic_out(&mut r) as u64;
+    nic_write_8, nic_writes -> TwoNics, |r| nic_round(&mut r) as u64;
+    nic_write_4k, nic_writes_4k -> TwoNics, |r| { nic_out(&mut r); nic_in(&mut r); 0 };
+    nic_read_4k, nic_read_asked -> TwoNics, |r| { nic_answer(&mut r); nic_answered(&mut r); 0 };
+    nic_fetch_add, nic_adds -> TwoNics, |r| nic_round(&mut r) as u64;
 }
 
 main!(library_benchmark_groups = hot_path);

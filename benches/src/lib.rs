@@ -1,5 +1,9 @@
 //! The loops whose instructions are counted: each is called with everything made and warm.
 
+mod nic;
+
+pub use nic::*;
+
 use std::hint::black_box;
 
 use verbring::{Buf, Config, Device, Engine, Local as Range, Opts, RemoteKey, Rights, Signal, SizeClass, Slab, Sqe};
