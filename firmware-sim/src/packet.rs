@@ -463,8 +463,11 @@ pub struct Ip {
 
 /// "Do not fragment", as it stands in the flags of an IPv4 header.
 const DONT_FRAGMENT: u16 = 0x4000;
-/// Eight bytes of ones stand for the header below (annex A17), then IP, UDP and BTH.
+/// Eight bytes of ones stand for the header below (annex A17), then IP, UDP and BTH. An IPv4 header is 20 bytes shorter,
+/// and begins later: so everything has its place at compile time.
 const PSEUDO_BYTES: usize = 8 + 40 + 8 + BTH_BYTES;
+const PSEUDO_V4: usize = 20;
+const PSEUDO_UDP: usize = 8 + 40;
 
 impl Ip {
     /// Packets between two addresses, as a socket on the RoCEv2 port sends them.
@@ -502,50 +505,52 @@ impl Ip {
         Some((ip, udp.get(8..usize::from(u16_at(headers + 4)?))?)).filter(|_| is_ours)
     }
 
-    /// The invariant CRC of a packet, which is given without it. Fields that change on the way count as ones.
+    /// The invariant CRC of a packet, which is given without it; 0 if it is too short for one. Fields that change on the
+    /// way count as ones.
     pub fn icrc(&self, packet: &[u8]) -> u32 {
-        let (bth, rest) = packet.split_at(packet.len().min(BTH_BYTES));
+        let Some((bth, rest)) = packet.split_first_chunk::<BTH_BYTES>() else { return 0 };
         let udp_len = (8 + packet.len() + ICRC_BYTES) as u16;
         let mut pseudo = [0xff; PSEUDO_BYTES];
-        let mut put = Put { bytes: &mut pseudo, at: 8 };
-        match (self.source, self.destination) {
+        let first = match (self.source, self.destination) {
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let mut put = Put { bytes: &mut pseudo, at: 8 };
                 // Traffic class and flow label are ones, the hop limit too.
                 put.u32(0x6fff_ffff);
                 put.u16(udp_len);
                 put.u16(17 << 8 | 0xff);
                 put.put(source.octets());
                 put.put(destination.octets());
+                0
             }
             (source, destination) => {
                 let v4 = |address: IpAddr| match address {
                     IpAddr::V4(v4) => v4.octets(),
                     IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or([0; 4], |v4| v4.octets()),
                 };
+                let mut put = Put { bytes: &mut pseudo, at: PSEUDO_V4 + 8 };
                 put.u16(0x45ff);
-                put.u16(20 + udp_len);
+                // Longer than any packet is what nobody can send.
+                put.u16(udp_len.wrapping_add(20));
                 put.u16(self.identification.unwrap_or(0));
                 put.u16(DONT_FRAGMENT);
                 put.u16(0xff00 | 17);
                 put.u16(0xffff);
                 put.put(v4(source));
                 put.put(v4(destination));
+                PSEUDO_V4
             }
-        }
+        };
+        let mut put = Put { bytes: &mut pseudo, at: PSEUDO_UDP };
         put.u16(self.source_port);
         put.u16(UDP_PORT);
         put.u16(udp_len);
         put.u16(0xffff);
-        let at = put.at;
-        if let Some(place) = pseudo.get_mut(at..at + bth.len()) {
-            place.copy_from_slice(bth);
-            // Congestion marks change on the way.
-            if let Some(marks) = place.get_mut(4) {
-                *marks = 0xff;
-            }
-        }
+        // Congestion marks change on the way.
+        let mut bth = *bth;
+        bth[4] = 0xff;
+        put.put(bth);
         let mut crc = crc32fast::Hasher::new();
-        crc.update(pseudo.get(..at + bth.len()).unwrap_or(&pseudo));
+        crc.update(pseudo.get(first..).unwrap_or(&pseudo));
         crc.update(rest);
         crc.finalize()
     }
@@ -554,6 +559,9 @@ impl Ip {
     /// bits of the check are left then.
     pub fn is_intact(&self, packet: &[u8]) -> bool {
         let Some((body, icrc)) = packet.split_last_chunk::<ICRC_BYTES>() else { return false };
+        if body.len() < BTH_BYTES {
+            return false;
+        }
         let difference = self.icrc(body) ^ u32::from_le_bytes(*icrc);
         if difference == 0 {
             return true;
@@ -678,6 +686,15 @@ mod tests {
         assert!(ip.is_intact(&packet[..len]));
         let other = Ip { source: Ipv6Addr::UNSPECIFIED.into(), ..ip };
         assert!(!other.is_intact(&packet[..len]));
+    }
+
+    /// Shorter than its headers, or longer than any datagram.
+    #[test]
+    fn no_packet_is_intact_that_cannot_be() {
+        for len in [0, 3, 4, 15, 65_510] {
+            assert!(!ip().is_intact(&vec![0; len]), "{len}");
+            assert!(!Ip { identification: None, ..ip() }.is_intact(&vec![0; len.min(15)]), "{len}");
+        }
     }
 
     #[test]

@@ -538,17 +538,19 @@ impl Nic {
         if max_rd == 0 && entry.can_send() && (is_atomic || wr.op == SendOp::Read) {
             return Err(PostError::NotSupported);
         }
-        let mut wqe = Wqe { wr: *wr, ..Wqe::EMPTY };
-        if wr.flags.contains(SendFlags::INLINE) {
-            let can = matches!(wr.op, SendOp::Send | SendOp::SendInvalidate | SendOp::Write);
-            if !can || wr.len > weakness.max_inline.min(MAX_INLINE as u32) {
-                return Err(PostError::TooMuchInline);
-            }
+        let is_inline = wr.flags.contains(SendFlags::INLINE);
+        let can = matches!(wr.op, SendOp::Send | SendOp::SendInvalidate | SendOp::Write);
+        if is_inline && (!can || wr.len > weakness.max_inline.min(MAX_INLINE as u32)) {
+            return Err(PostError::TooMuchInline);
+        }
+        let at = self.sq_place(place, entry.req.posted);
+        // Written in its place, and no more of it than is used.
+        let wqe = self.sq.at_mut(at);
+        wqe.wr = *wr;
+        if is_inline {
             // SAFETY: the caller's promise; the length was checked just now.
             unsafe { verbring_sys::copy::copy(wqe.inline.as_mut_ptr(), wr.local, wr.len as usize) };
         }
-        let at = self.sq_place(place, entry.req.posted);
-        *self.sq.at_mut(at) = wqe;
         let entry = self.qps.at_mut(place);
         entry.req.posted = entry.req.posted.wrapping_add(1);
         if entry.state == QpState::Error {
@@ -688,13 +690,11 @@ impl Nic {
             let qp = self.qps.at(place);
             (qp.send_cq, qp.number, qp.req.done)
         };
-        let at = self.sq_place(place, done);
-        let wr = self.sq.at(at).wr;
+        let SendWr { wr_id, flags, len: byte_len, .. } = self.sq.at(self.sq_place(place, done)).wr;
         self.qps.at_mut(place).req.done = done.wrapping_add(1);
-        if status != WcStatus::Success || wr.flags.contains(SendFlags::SIGNALED) {
-            let (byte_len, imm) = (wr.len, None);
+        if status != WcStatus::Success || flags.contains(SendFlags::SIGNALED) {
             let vendor_err = status as u32;
-            let wc = RnicWc { wr_id: wr.wr_id, status, op: WcOp::Send, qp: number, byte_len, imm, vendor_err };
+            let wc = RnicWc { wr_id, status, op: WcOp::Send, qp: number, byte_len, imm: None, vendor_err };
             self.complete(cq, wc);
         }
     }

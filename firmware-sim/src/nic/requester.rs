@@ -112,11 +112,11 @@ impl Nic {
             if !qp.can_send() || qp.req.next == qp.req.posted || qp.req.wait_until > now {
                 return None;
             }
-            let wqe = *self.wqe(place, qp.req.next);
-            if qp.req.next == qp.req.numbered && !self.number(place, &wqe) {
+            let is_local = is_local(self.wqe(place, qp.req.next));
+            if qp.req.next == qp.req.numbered && !self.number(place) {
                 return None;
             }
-            if is_local(&wqe) {
+            if is_local {
                 // Done when it was numbered.
                 let req = &mut self.qps.at_mut(place).req;
                 req.next = req.next.wrapping_add(1);
@@ -128,9 +128,11 @@ impl Nic {
     }
 
     /// Begins a work request: gives it its packet numbers. False if it has to wait, or failed.
-    fn number(&mut self, place: u32, wqe: &Wqe) -> bool {
+    fn number(&mut self, place: u32) -> bool {
         let qp = self.qps.at(place);
         let req = &qp.req;
+        let at = self.sq_place(place, req.numbered);
+        let wqe = self.sq.at(at);
         let must_wait = qp.state == QpState::SendQueueDrain
             || (wqe.wr.flags.contains(SendFlags::FENCE) && !req.asked.is_empty())
             // Beyond what the peer has receives for, one message may try (IBTA volume 1, 9.7.7.2.2).
@@ -146,7 +148,6 @@ impl Nic {
                 packets_of(wqe.wr.len, qp.mtu)
             };
         }
-        let at = self.sq_place(place, self.qps.at(place).req.numbered);
         let req = &mut self.qps.at_mut(place).req;
         req.numbered = req.numbered.wrapping_add(1);
         let first = req.next_psn;
@@ -155,13 +156,13 @@ impl Nic {
         let message = req.messages;
         let entry = self.sq.at_mut(at);
         (entry.first, entry.packets, entry.message) = (first, packets, message);
-        packets != 0 || self.do_local(place, wqe)
+        packets != 0 || self.do_local(place, at)
     }
 
     /// What happens in this NIC alone. False if it failed, and with it the queue pair.
-    fn do_local(&mut self, place: u32, wqe: &Wqe) -> bool {
+    fn do_local(&mut self, place: u32, at: u32) -> bool {
         let (number, pd) = (self.qps.at(place).number, self.qps.at(place).pd);
-        let wr = &wqe.wr;
+        let wr = &self.sq.at(at).wr;
         let done = match wr.op {
             SendOp::BindWindow => {
                 let range = (wr.local as u64, u64::from(wr.len));
@@ -196,7 +197,8 @@ impl Nic {
         let window = u64::from(self.config.window);
         let qp = self.qps.at(place);
         let req = &qp.req;
-        let wqe = *self.wqe(place, req.next);
+        let wqe = self.wqe(place, req.next);
+        let (end, is_read_or_atomic) = (wqe.end(), is_read_or_atomic(wqe));
         let room = window.saturating_sub(req.under_way());
         if room == 0 {
             return None;
@@ -210,7 +212,7 @@ impl Nic {
         (header.rkey, header.imm) = (wr.rkey, wr.imm);
         header.address = wr.remote;
         let (mut packets, mut payload) = (1, 0);
-        if is_read_or_atomic(&wqe) {
+        if is_read_or_atomic {
             if req.asked.len() >= usize::from(qp.max_rd) {
                 return None;
             }
@@ -244,7 +246,7 @@ impl Nic {
             header.solicited = is_last && wr.flags.contains(SendFlags::SOLICITED);
             header.ack_request = is_last || req.cursor >= req.ask_ack_from;
             payload = (wr.len - offset).min(qp.mtu) as usize;
-            if !self.load_payload(place, &wqe, offset, payload, header.opcode.header_bytes(), buffer) {
+            if !self.load_payload(place, wqe, offset, payload, header.opcode.header_bytes(), buffer) {
                 let position = self.qps.at(place).req.next;
                 self.fail_at(place, position, WcStatus::LocProtErr);
                 return None;
@@ -253,7 +255,7 @@ impl Nic {
         let len = self.seal(place, &header, payload, buffer)?;
         let quarter = window.div_ceil(4);
         let req = &mut self.qps.at_mut(place).req;
-        if is_read_or_atomic(&wqe) {
+        if is_read_or_atomic {
             req.asked.push_back(Asked { first: req.cursor, packets });
         }
         if header.ack_request {
@@ -262,7 +264,7 @@ impl Nic {
         let resent = req.cursor < req.sent;
         req.cursor += u64::from(packets);
         req.sent = req.sent.max(req.cursor);
-        if req.cursor == wqe.end() {
+        if req.cursor == end {
             req.next = req.next.wrapping_add(1);
         }
         if req.timer == NEVER {
@@ -273,7 +275,7 @@ impl Nic {
     }
 
     /// Brings the payload of a packet to its place in `buffer`. False if the local key does not allow it.
-    fn load_payload(&mut self, place: u32, wqe: &Wqe, offset: u32, len: usize, at: usize, buffer: &mut [u8]) -> bool {
+    fn load_payload(&self, place: u32, wqe: &Wqe, offset: u32, len: usize, at: usize, buffer: &mut [u8]) -> bool {
         let Some(to) = buffer.get_mut(at..at + len) else { return false };
         let wr = &wqe.wr;
         if wr.flags.contains(SendFlags::INLINE) {
@@ -510,7 +512,7 @@ impl Nic {
         }
         let index = (wide - front.first) as u32;
         let oldest = qp.req.done;
-        let wqe = *self.wqe(place, oldest);
+        let wqe = self.wqe(place, oldest);
         let mtu = qp.mtu;
         let offset = (wide.saturating_sub(wqe.first)) as u32 * if wqe.wr.op == SendOp::Read { mtu } else { 0 };
         // First, middle or last: it may be of an answer that was asked for twice, from different packets on.
@@ -520,7 +522,7 @@ impl Nic {
             _ => 8,
         };
         let is_it = (wqe.first..wqe.end()).contains(&wide)
-            && is_read_or_atomic(&wqe)
+            && is_read_or_atomic(wqe)
             && is_atomic == (wqe.wr.op != SendOp::Read)
             && payload.len() == expected_len;
         if !is_it {

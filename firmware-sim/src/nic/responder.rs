@@ -502,6 +502,9 @@ impl Nic {
     /// The next packet of a queue pair's answers.
     pub(super) fn transmit_response(&mut self, place: u32, buffer: &mut [u8]) -> Option<usize> {
         let qp = self.qps.at(place);
+        if qp.resp.answers.is_empty() && qp.resp.last_word.is_none() {
+            return None;
+        }
         let credits = credit_code(qp.resp.receives());
         let Some(answer) = qp.resp.answers.front().filter(|_| qp.can_receive()) else {
             let (psn, syndrome) = self.qps.at_mut(place).resp.last_word.take()?;
