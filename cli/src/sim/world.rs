@@ -116,7 +116,7 @@ struct Tie {
     /// Messages ever sent and heard.
     sent: [u32; CLASSES],
     heard: [u32; CLASSES],
-    /// Some message was not sent after all.
+    /// Some message of the peer was not sent after all.
     has_hole: [bool; CLASSES],
 }
 
@@ -1200,7 +1200,8 @@ impl World {
             _ => {}
         }
         if let Kind::Send = op.kind {
-            self.tie(op.node, op.to).has_hole[op.class] = true;
+            // Noted where it is missed: what was sent before may come after the sender has given the connection up.
+            self.tie(op.to, op.node).has_hole[op.class] = true;
         }
         let is_atomic = matches!(op.kind, Kind::Add { .. } | Kind::CompareShared { .. } | Kind::Own { .. });
         match status {
@@ -1280,7 +1281,7 @@ impl World {
 
     /// Sends that were cancelled, late or lost leave holes.
     fn may_miss(&self, node: usize, to: usize, class: usize) -> bool {
-        self.ties[to * self.count() + node].has_hole[class]
+        self.ties[node * self.count() + to].has_hole[class]
     }
 
     /// The targets look at their signals: where one is seen, its data is there.
