@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use verbring_sim::nic::{Nic, NicConfig, Transition};
 use verbring_sim::packet::{Ip, MAX_PACKET};
 use verbring_slab::Region;
-use verbring_sys::rnic::{MrAccess, MrKeys, RnicWc, SendOp, SendWr, WcOp, WcStatus};
+use verbring_sys::rnic::{MrAccess, MrKeys, RnicWc, SendOp, SendWr, WcStatus};
 use verbring_tests::arena;
 
 const BYTES: usize = 1 << 16;
@@ -147,8 +147,8 @@ pub fn nic_round(nics: &mut Nics) -> usize {
     nic_in(nics);
     nic_answer(nics);
     nic_answered(nics);
-    let empty =
-        RnicWc { wr_id: 0, status: WcStatus::BadRespErr, op: WcOp::Recv, qp: 0, byte_len: 0, imm: None, vendor_err: 0 };
+    // What is not written is no success.
+    let empty = RnicWc { status: WcStatus::BadRespErr, ..RnicWc::EMPTY };
     let mut wcs = [empty; 1];
     let count = nics.a.nic.poll_cq(nics.a.cq, &mut wcs);
     count * usize::from(wcs[0].status == WcStatus::Success)

@@ -91,16 +91,7 @@ impl Side {
     }
 
     fn completions(&mut self) -> Vec<RnicWc> {
-        let empty = RnicWc {
-            wr_id: 0,
-            status: WcStatus::Success,
-            op: WcOp::Send,
-            qp: 0,
-            byte_len: 0,
-            imm: None,
-            vendor_err: 0,
-        };
-        let mut wcs = [empty; 64];
+        let mut wcs = [RnicWc::EMPTY; 64];
         let count = self.nic.poll_cq(self.cq, &mut wcs);
         wcs[..count].to_vec()
     }

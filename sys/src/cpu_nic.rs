@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use verbring_slab::{Arena, ArenaFull, Table};
 
 use crate::lane::{CLOSED, Corrupt, DEAD, Inbox, Lane, MAX_SEND, Outbox, REVISION};
+use crate::wr::Receive;
 use crate::{CLASSES, Cancel, Caps, Domain, Level, Posted, Qp, Status, Wc, Wr, WrOp, copy};
 
 /// Bytes copied for a queue pair in one call: what an urgent operation may have to wait for (about 20 us).
@@ -110,13 +111,6 @@ struct Pending {
     done: u32,
 }
 
-#[derive(Clone, Copy)]
-struct Receive {
-    wr_id: u64,
-    local: *mut u8,
-    room: u32,
-}
-
 /// What a peer granted.
 #[derive(Clone, Copy)]
 pub(crate) struct Import {
@@ -163,7 +157,7 @@ impl CpuNic {
                 qps: arena.table(qps, |_| CpuQp::new())?,
                 gates: arena.table(qps, |_| Gate::shut())?,
                 pending: arena.table(qps * DEPTH, |_| Pending { wr: Wr::EMPTY, done: 0 })?,
-                receives: arena.table(qps * DEPTH, |_| Receive { wr_id: 0, local: core::ptr::null_mut(), room: 0 })?,
+                receives: arena.table(qps * DEPTH, |_| Receive::EMPTY)?,
                 busy: arena.table(qps.div_ceil(64), |_| 0)?,
                 busy_count: 0,
                 imports: arena.table(imports, |_| NO_IMPORT)?,
@@ -399,7 +393,7 @@ impl CpuNic {
                 return Posted::Full;
             }
             let at = qp.0 * DEPTH + (q.received.wrapping_add(q.waiting) % DEPTH);
-            *self.receives.at_mut(at) = Receive { wr_id: wr.wr_id, local: wr.local, room: wr.len };
+            *self.receives.at_mut(at) = Receive::of(wr);
             q.waiting += 1;
             match (q.surplus, &mut q.ends) {
                 (0, Some(ends)) => ends.inbox.grant(),

@@ -28,6 +28,7 @@ use crate::rnic::{
     AsyncEvent, MrAccess, MrKeys, PostError, QpAddress, RecvWr, Rnic, RnicCaps, RnicWc, SendFlags, SendOp, SendWr,
     WcOp, WcStatus,
 };
+use crate::wr::Receive;
 use crate::{
     CLASSES, Cancel, Caps, Device, DeviceError, Domain, Event, Granted, Level, Link, Memory, Message, Mr, Posted, Qp,
     Rights, Status, Wc, Wr, WrOp, copy,
@@ -142,13 +143,6 @@ enum Swap {
     Tried(u64),
 }
 
-#[derive(Clone, Copy)]
-struct Receive {
-    wr_id: u64,
-    local: *mut u8,
-    room: u32,
-}
-
 /// A message that lies in the device's memory.
 #[derive(Clone, Copy)]
 struct Arrived {
@@ -173,6 +167,28 @@ impl Row {
     fn pop(&mut self) {
         self.first = self.first.wrapping_add(1);
         self.len -= 1;
+    }
+
+    /// The position of the first, which leaves the row.
+    fn take(&mut self) -> Option<u32> {
+        let first = self.first;
+        (self.len != 0).then(|| {
+            self.pop();
+            first
+        })
+    }
+
+    /// Takes the first entry that `is_it` names (by its place in the row) out of the part of a table that is `queue`'s;
+    /// what follows moves up. False if there is none.
+    fn remove<T: Copy>(&mut self, table: &mut Table<T>, queue: u32, is_it: impl Fn(u32, &T) -> bool) -> bool {
+        let first = self.first;
+        let at = |i: u32| queue * DEPTH + first.wrapping_add(i) % DEPTH;
+        let Some(found) = (0..self.len).find(|i| is_it(*i, table.at(at(*i)))) else { return false };
+        for i in found..self.len - 1 {
+            *table.at_mut(at(i)) = *table.at(at(i + 1));
+        }
+        self.len -= 1;
+        true
     }
 }
 
@@ -247,6 +263,33 @@ struct Connection<R> {
     unsent: Option<[u8; PACKET_BYTES]>,
     lost: Option<DeviceError>,
     is_told: bool,
+}
+
+impl<R> Connection<R> {
+    /// A connection that is not up yet. `incoming`: the other side asked for it, and says what it replaces.
+    fn new(
+        channel: Channel,
+        route: R,
+        incoming: Option<u32>,
+        addresses: [QpAddress; CLASSES],
+        line: MrKeys,
+        now: u64,
+    ) -> Connection<R> {
+        Connection {
+            channel,
+            route,
+            incoming: incoming.is_some(),
+            since: now,
+            is_up: false,
+            replaces: incoming.unwrap_or(0),
+            addresses,
+            does_atomics: false,
+            line,
+            unsent: None,
+            lost: None,
+            is_told: false,
+        }
+    }
 }
 
 /// The device.
@@ -329,7 +372,6 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         let depth = rnic_caps.sq_depth.next_power_of_two();
         let full = |_: ArenaFull| DeviceError::Full { what: "bytes of the device's arena", limit: 0 };
         let bytes = links as usize * LINE + qps as usize * Self::queue_bytes(depth);
-        let no_receive = Receive { wr_id: 0, local: core::ptr::null_mut(), room: 0 };
         // SAFETY: the arena is kept beside the tables, and dropped after them and the NIC (fields are dropped in their
         // order).
         unsafe {
@@ -349,7 +391,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
                 queues: arena.table(qps, |_| FREE).map_err(full)?,
                 waiting: arena.table(qps * DEPTH, |_| Wr::EMPTY).map_err(full)?,
                 sent: arena.table(qps * depth, |_| Kind::Part).map_err(full)?,
-                receives: arena.table(qps * DEPTH, |_| no_receive).map_err(full)?,
+                receives: arena.table(qps * DEPTH, |_| Receive::EMPTY).map_err(full)?,
                 arrived: arena.table(qps * DEPTH, |_| Arrived { slot: 0, len: 0, imm: 0 }).map_err(full)?,
                 busy: arena.table(qps.div_ceil(64), |_| 0).map_err(full)?,
                 must_ring: false,
@@ -427,6 +469,15 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
 
     fn set_busy(&mut self, queue: u32) {
         *self.busy.at_mut(queue / 64) |= 1 << (queue % 64);
+    }
+
+    fn set_idle(&mut self, queue: u32) {
+        *self.busy.at_mut(queue / 64) &= !(1 << (queue % 64));
+    }
+
+    /// Where the receives of a queue's class stand in a line.
+    fn credits_at(&self, queue: u32) -> u64 {
+        8 * u64::from(queue / self.links.len() as u32 % CLASSES as u32)
     }
 
     fn free(&self, queue: u32) -> u32 {
@@ -528,14 +579,19 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         }
     }
 
-    /// Where writes may overtake each other, a read goes before the signal, and a fence holds it until that is answered.
+    /// Where writes may overtake each other, a read goes behind those that were posted, and a fence holds the next one until
+    /// that is answered: the flags of a write that comes after all of them.
+    fn push_writes(&mut self, queue: u32) -> Result<SendFlags, Status> {
+        if self.rnic_caps.ordered_writes {
+            return Ok(SendFlags::SIGNALED);
+        }
+        self.probe(queue, Kind::Part)?;
+        Ok(SendFlags::SIGNALED | SendFlags::FENCE)
+    }
+
     fn give_signal(&mut self, queue: u32, wr: &Wr, to: SendWr) -> Result<(), Status> {
         let user = Kind::User(wr.wr_id);
-        let mut to = to;
-        if !self.rnic_caps.ordered_writes {
-            self.probe(queue, Kind::Part)?;
-            to.flags |= SendFlags::FENCE;
-        }
+        let to = SendWr { flags: self.push_writes(queue)?, ..to };
         if wr.op == WrOp::SignalStore {
             return self.send(queue, user, to, Place::Data([wr.operand, 0], 8));
         }
@@ -543,8 +599,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     }
 
     fn give_message(&mut self, queue: u32, wr: &Wr) -> Given {
-        let class = (queue / self.links.len() as u32) as usize % CLASSES;
-        let word = self.line(self.link_of(queue)) as u64 + 8 * class as u64;
+        let word = self.line(self.link_of(queue)) as u64 + self.credits_at(queue);
         // SAFETY: a word of a line, aligned.
         let credits = unsafe { copy::load_signal(word) } as u32;
         let left = credits.wrapping_sub(self.queues.at(queue).messages);
@@ -758,7 +813,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
                         return;
                     }
                 }
-                *self.busy.at_mut(queue / 64) &= !(1 << (queue % 64));
+                self.set_idle(queue);
             }
             return;
         }
@@ -783,31 +838,19 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
             }
         }
         self.tell_receives(queue);
-        let q = self.queues.at(queue);
         // A message waits for a line that the peer writes; everything else for a completion of the NIC.
-        let must_look = q.waiting.len != 0;
-        if !must_look {
-            *self.busy.at_mut(queue / 64) &= !(1 << (queue % 64));
+        if self.queues.at(queue).waiting.len == 0 {
+            self.set_idle(queue);
         }
     }
 
     fn take_waiting(&mut self, queue: u32) -> Option<u64> {
-        let q = self.queues.at_mut(queue);
-        let first = q.waiting.first;
-        if q.waiting.len == 0 {
-            return None;
-        }
-        q.waiting.pop();
+        let first = self.queues.at_mut(queue).waiting.take()?;
         Some(self.waiting.at(queue * DEPTH + first % DEPTH).wr_id)
     }
 
     fn take_receive(&mut self, queue: u32) -> Option<u64> {
-        let q = self.queues.at_mut(queue);
-        let first = q.receives.first;
-        if q.receives.len == 0 {
-            return None;
-        }
-        q.receives.pop();
+        let first = self.queues.at_mut(queue).receives.take()?;
         Some(self.receives.at(queue * DEPTH + first % DEPTH).wr_id)
     }
 
@@ -818,15 +861,9 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         if told == granted || is_telling || down.is_some() || sent.len + RESERVED > self.rnic_caps.sq_depth {
             return;
         }
-        let class = u64::from(queue / self.links.len() as u32 % CLASSES as u32);
-        let mut write = SendWr { remote: theirs + 8 * class, rkey: their_key, ..SendWr::EMPTY };
-        if !self.rnic_caps.ordered_writes {
-            // The one before may be on its way still, and must not come last.
-            if self.probe(queue, Kind::Part).is_err() {
-                return;
-            }
-            write.flags |= SendFlags::FENCE;
-        }
+        // The one before may be on its way still, and must not come last.
+        let Ok(flags) = self.push_writes(queue) else { return };
+        let write = SendWr { remote: theirs + self.credits_at(queue), rkey: their_key, flags, ..SendWr::EMPTY };
         if self.send(queue, Kind::Credit, write, Place::Data([u64::from(granted), 0], 8)).is_ok() {
             let q = self.queues.at_mut(queue);
             (q.told, q.is_telling) = (granted, true);
@@ -1008,13 +1045,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         for _ in 0..256 {
             match self.carrier.receive(now) {
                 Some(Arrival::Packet { route, bytes }) => self.hear(now, route, &bytes),
-                Some(Arrival::Closed { route, cause }) => {
-                    for link in 0..self.links.len() as u32 {
-                        if self.links[link as usize].as_ref().is_some_and(|c| c.route == route) {
-                            self.end(Link(link), cause);
-                        }
-                    }
-                }
+                Some(Arrival::Closed { route, cause }) => self.end_all(route, cause),
                 None => break,
             }
         }
@@ -1162,12 +1193,17 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         self.events.push_back(Event::Up { link, node, incoming, epoch, peer_epoch, replaces });
     }
 
-    fn end_route(&mut self, route: C::Route, cause: DeviceError) {
+    /// Every connection over a route is over.
+    fn end_all(&mut self, route: C::Route, cause: DeviceError) {
         for link in (0..self.links.len() as u32).map(Link) {
             if self.links[link.0 as usize].as_ref().is_some_and(|c| c.route == route) {
                 self.end(link, cause);
             }
         }
+    }
+
+    fn end_route(&mut self, route: C::Route, cause: DeviceError) {
+        self.end_all(route, cause);
         self.carrier.close(route);
     }
 
@@ -1190,20 +1226,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         // It is a hello: the caller looked.
         let accepted = Channel::accept(hello, self.node, epoch, ours.encode(), self.carrier.medium(), now);
         let Ok(channel) = accepted else { return };
-        self.links[link.0 as usize] = Some(Connection {
-            channel,
-            route,
-            incoming: true,
-            since: now,
-            is_up: false,
-            replaces,
-            addresses: ours.addresses,
-            does_atomics: false,
-            line,
-            unsent: None,
-            lost: None,
-            is_told: false,
-        });
+        self.links[link.0 as usize] = Some(Connection::new(channel, route, Some(replaces), ours.addresses, line, now));
         match self.join(link, greeting) {
             Ok(()) => self.talk(link, now),
             Err(cause) => self.end(link, cause),
@@ -1289,20 +1312,7 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
         };
         let epoch = self.new_epoch();
         let channel = Channel::connect(self.node, epoch, replaces, ours.encode(), self.carrier.medium(), now);
-        self.links[link.0 as usize] = Some(Connection {
-            channel,
-            route,
-            incoming: false,
-            since: now,
-            is_up: false,
-            replaces: 0,
-            addresses: ours.addresses,
-            does_atomics: false,
-            line,
-            unsent: None,
-            lost: None,
-            is_told: false,
-        });
+        self.links[link.0 as usize] = Some(Connection::new(channel, route, None, ours.addresses, line, now));
         self.talk(link, now);
         Ok(link)
     }
@@ -1314,7 +1324,7 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
             let qp = self.queues.at(queue).qp;
             self.rnic.destroy_qp(qp);
             *self.queues.at_mut(queue) = FREE;
-            *self.busy.at_mut(queue / 64) &= !(1 << (queue % 64));
+            self.set_idle(queue);
         }
         let _ = self.rnic.dereg_mr(connection.line);
         let _ = self.carrier.send(connection.route, &connection.channel.bye().encode(), self.now);
@@ -1381,7 +1391,7 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
             } else {
                 q.granted = q.granted.wrapping_add(1);
             }
-            *self.receives.at_mut(queue * DEPTH + at) = Receive { wr_id: wr.wr_id, local: wr.local, room: wr.len };
+            *self.receives.at_mut(queue * DEPTH + at) = Receive::of(wr);
             self.set_busy(queue);
             return Posted::Pending;
         }
@@ -1411,16 +1421,7 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
 
     fn poll(&mut self, now: u64, wcs: &mut [Wc]) -> usize {
         self.now = self.now.max(now);
-        let empty = RnicWc {
-            wr_id: 0,
-            status: WcStatus::Success,
-            op: WcOp::Send,
-            qp: 0,
-            byte_len: 0,
-            imm: None,
-            vendor_err: 0,
-        };
-        let mut ended = [empty; 16];
+        let mut ended = [RnicWc::EMPTY; 16];
         let mut count = 0;
         while count < wcs.len() {
             // Each of the NIC's completions ends one operation at most.
@@ -1452,29 +1453,13 @@ unsafe impl<N: Rnic, C: Carrier> Device for RcDevice<N, C> {
 
     fn cancel(&mut self, qp: Qp, wr_id: u64) -> Cancel {
         let queue = qp.0 & (self.queues.capacity() - 1);
-        let Queue { waiting, receives, swap, .. } = *self.queues.at(queue);
-        for i in 0..waiting.len {
-            let at = |i: u32| queue * DEPTH + waiting.first.wrapping_add(i) % DEPTH;
-            // The head may have begun: a swap that looked.
-            if self.waiting.at(at(i)).wr_id != wr_id || (i == 0 && swap != Swap::None) {
-                continue;
-            }
-            for j in i..waiting.len - 1 {
-                *self.waiting.at_mut(at(j)) = *self.waiting.at(at(j + 1));
-            }
-            self.queues.at_mut(queue).waiting.len -= 1;
+        let q = self.queues.at_mut(queue);
+        // The head may have begun: a swap that looked.
+        let has_begun = q.swap != Swap::None;
+        if q.waiting.remove(&mut self.waiting, queue, |i, wr| wr.wr_id == wr_id && !(i == 0 && has_begun)) {
             return Cancel::NotStarted;
         }
-        for i in 0..receives.len {
-            let at = |i: u32| queue * DEPTH + receives.first.wrapping_add(i) % DEPTH;
-            if self.receives.at(at(i)).wr_id != wr_id {
-                continue;
-            }
-            for j in i..receives.len - 1 {
-                *self.receives.at_mut(at(j)) = *self.receives.at(at(j + 1));
-            }
-            let q = self.queues.at_mut(queue);
-            q.receives.len -= 1;
+        if q.receives.remove(&mut self.receives, queue, |_, receive| receive.wr_id == wr_id) {
             // It was told, and a message for it may be on its way: the next receive takes that.
             q.surplus += 1;
             return Cancel::NotStarted;

@@ -188,6 +188,12 @@ pub struct RnicWc {
     pub vendor_err: u32,
 }
 
+impl RnicWc {
+    /// What a place for completions holds before one was written to it.
+    pub const EMPTY: RnicWc =
+        RnicWc { wr_id: 0, status: WcStatus::Success, op: WcOp::Send, qp: 0, byte_len: 0, imm: None, vendor_err: 0 };
+}
+
 /// Something that happened to a queue pair or the port (ibv_get_async_event(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -76,6 +76,22 @@ impl Wr {
     };
 }
 
+/// A receive that waits: what is remembered of its work request.
+#[derive(Clone, Copy)]
+pub(crate) struct Receive {
+    pub(crate) wr_id: u64,
+    pub(crate) local: *mut u8,
+    pub(crate) room: u32,
+}
+
+impl Receive {
+    pub(crate) const EMPTY: Receive = Receive { wr_id: 0, local: core::ptr::null_mut(), room: 0 };
+
+    pub(crate) fn of(wr: &Wr) -> Receive {
+        Receive { wr_id: wr.wr_id, local: wr.local, room: wr.len }
+    }
+}
+
 /// The answer to a work request that was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]

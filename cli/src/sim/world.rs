@@ -243,7 +243,6 @@ pub struct World {
     turn: u64,
     last_step: u64,
     pushed: u64,
-    is_calm: bool,
     is_over: bool,
     errors: Vec<(Status, u64)>,
     report: Report,
@@ -306,7 +305,6 @@ impl World {
             turn: 0,
             last_step: 0,
             pushed: 0,
-            is_calm: options.faults.is_empty(),
             is_over: false,
             errors: Vec::new(),
             report: Report::default(),
@@ -327,6 +325,11 @@ impl World {
     fn tie(&mut self, from: usize, to: usize) -> &mut Tie {
         let nodes = self.count();
         &mut self.ties[from * nodes + to]
+    }
+
+    /// To whom a node has the tie that `is_it` names.
+    fn tie_where(&self, node: usize, is_it: impl Fn(&Tie) -> bool) -> Option<usize> {
+        self.ties.iter().skip(node * self.count()).take(self.count()).position(is_it)
     }
 
     fn lane(&mut self, from: usize, to: usize, class: usize) -> &mut Lane {
@@ -357,7 +360,6 @@ impl World {
         }
         // From here on nothing goes wrong, and everything has to end.
         self.fabric.act(Act::Calm);
-        self.is_calm = true;
         let end = self.now + LIVENESS;
         let all = self.count();
         // Connections that are dying of what happened before may still do so; one more round of operations shows that the
@@ -598,13 +600,12 @@ impl World {
     fn notice(&mut self, node: usize, notice: Notice) -> Outcome<()> {
         let now = self.now;
         let nodes = self.count();
-        let find = |world: &World, peer: PeerId| (0..nodes).find(|to| world.ties[node * nodes + to].peer == Some(peer));
         match notice {
             Notice::Connected { peer, node: id, .. } => {
                 let to = (0..nodes).find(|to| self.nodes[*to].id == id && self.nodes[*to].engine.is_some());
                 let Some(to) = to else {
                     // Of an earlier life.
-                    if let Some(to) = find(self, peer) {
+                    if let Some(to) = self.tie_where(node, |tie| tie.peer == Some(peer)) {
                         self.drop_tie(node, to)?;
                     } else if let Some(engine) = self.nodes[node].engine.as_mut() {
                         engine.disconnect(peer, now);
@@ -625,7 +626,7 @@ impl World {
                 self.tie(node, to).key = key;
             }
             Notice::Imported { key } => {
-                if let Some(to) = (0..nodes).find(|to| self.ties[node * nodes + to].key == Some(key)) {
+                if let Some(to) = self.tie_where(node, |tie| tie.key == Some(key)) {
                     self.tie(node, to).is_ready = true;
                 }
             }
@@ -638,7 +639,7 @@ impl World {
                         "node {node} lost a connection in a network without faults: {cause}\n{counters:#?}"
                     ));
                 }
-                if let Some(to) = find(self, peer) {
+                if let Some(to) = self.tie_where(node, |tie| tie.peer == Some(peer)) {
                     self.lost(node, to)?;
                 }
             }
@@ -646,7 +647,9 @@ impl World {
                 if self.options.faults.is_empty() {
                     return Err(format!("node {node}: an import failed with {status}"));
                 }
-                self.lost(node, key_peer(nodes, node, self, key))?;
+                if let Some(to) = self.tie_where(node, |tie| tie.key == Some(key)) {
+                    self.lost(node, to)?;
+                }
             }
             other => return Err(format!("node {node} did not expect {other:?}")),
         }
@@ -682,6 +685,12 @@ impl World {
             self.free_ops.push(index);
             self.report.ops += 1;
         }
+    }
+
+    /// An operation that asks for nothing special.
+    fn plain(&self, kind: Kind, node: usize, to: usize, class: usize, slot: usize) -> Op {
+        let life = self.nodes[to].life;
+        Op { kind, node, to, class, silent: false, deadline: None, is_linked: false, is_cancelled: false, life, slot }
     }
 
     /// A name for an operation.
@@ -766,19 +775,8 @@ impl World {
         let target = key.at((base + HEAD + at) as u64);
         let local_at = slot * AREA;
         let with_buf = self.random.below(2) == 0;
-        let life = self.nodes[to].life;
-        let mut op = Op {
-            kind: Kind::Nop,
-            node,
-            to,
-            class,
-            silent,
-            deadline,
-            is_linked: in_chain,
-            is_cancelled: false,
-            life,
-            slot,
-        };
+        let plain = self.plain(Kind::Nop, node, to, class, slot);
+        let mut op = Op { silent, deadline, is_linked: in_chain, ..plain };
         let mut opts = Opts { class: class as u8, deadline, fence: is_fenced, link: is_linked, silent, user_data: 0 };
         let mut flags = SqeFlags::empty();
         flags.set(SqeFlags::FENCE, is_fenced);
@@ -985,19 +983,7 @@ impl World {
         let Some(peer) = self.tie(node, to).peer else { return Ok(()) };
         let Some(slot) = self.nodes[node].free_slots.pop() else { return Ok(()) };
         let puts = std::array::from_fn(|class| self.lane(node, to, class).puts);
-        let op = Op {
-            kind: Kind::Flush { puts },
-            node,
-            to,
-            class,
-            silent: false,
-            deadline: None,
-            is_linked: false,
-            is_cancelled: false,
-            life: self.nodes[to].life,
-            slot,
-        };
-        let id = self.enter(op);
+        let id = self.enter(self.plain(Kind::Flush { puts }, node, to, class, slot));
         self.pushed(node, to, class, id, |e| e.push(Sqe::flush(peer).class(class as u8).user_data(id)))
     }
 
@@ -1011,19 +997,7 @@ impl World {
         }
         let Some(buf) = self.alloc(node, len) else { return Ok(false) };
         let slot = self.nodes[node].free_slots.pop().unwrap_or(0);
-        let op = Op {
-            kind: Kind::Recv,
-            node,
-            to,
-            class,
-            silent: false,
-            deadline: None,
-            is_linked: false,
-            is_cancelled: false,
-            life: self.nodes[to].life,
-            slot,
-        };
-        let id = self.enter(op);
+        let id = self.enter(self.plain(Kind::Recv, node, to, class, slot));
         // Receives are not what counts against the limit.
         self.nodes[node].under_way -= 1;
         self.tie(node, to).receives[class] += 1;
@@ -1260,7 +1234,7 @@ impl World {
                 let number = done.imm;
                 let expected = self.tie(node, to).heard[class] + 1;
                 // None is missing, but for those whose sending did not succeed.
-                if number != expected && (number < expected || !self.may_miss(node, to, class)) {
+                if number != expected && (number < expected || !self.tie(node, to).has_hole[class]) {
                     return Err(format!("node {node}: message {number} of node {to} came instead of {expected}"));
                 }
                 self.tie(node, to).heard[class] = number;
@@ -1277,11 +1251,6 @@ impl World {
             }
             status => Err(format!("node {node}: a receive ended as {status:?}")),
         }
-    }
-
-    /// Sends that were cancelled, late or lost leave holes.
-    fn may_miss(&self, node: usize, to: usize, class: usize) -> bool {
-        self.ties[node * self.count() + to].has_hole[class]
     }
 
     /// The targets look at their signals: where one is seen, its data is there.
@@ -1375,9 +1344,4 @@ fn order_of(weakness: &Weakness) -> Order {
         Some(Delay { relaxed: false, .. }) => Order::Late,
         Some(Delay { relaxed: true, .. }) => Order::Relaxed,
     }
-}
-
-/// The node that an import is of.
-fn key_peer(nodes: usize, node: usize, world: &World, key: RemoteKey) -> usize {
-    (0..nodes).find(|to| world.ties[node * nodes + to].key == Some(key)).unwrap_or(node)
 }

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use verbring_sim::nic::{Counters, Defect, Delay, Nic, NicConfig, Pd, QpState, Transition, Weakness};
 use verbring_sim::packet::{Header, Ip, MAX_PACKET, Nak, Opcode, Syndrome};
 use verbring_slab::Arena;
-use verbring_sys::rnic::{MrAccess, MrKeys, RecvWr, RnicWc, SendFlags, SendOp, SendWr, WcOp, WcStatus};
+use verbring_sys::rnic::{MrAccess, MrKeys, RecvWr, RnicWc, SendFlags, SendOp, SendWr};
 
 use crate::{Bytes, block};
 
@@ -105,9 +105,6 @@ struct Hostile {
     receives: VecDeque<u64>,
     buffer: Vec<u8>,
 }
-
-const EMPTY: RnicWc =
-    RnicWc { wr_id: 0, status: WcStatus::Success, op: WcOp::Send, qp: 0, byte_len: 0, imm: None, vendor_err: 0 };
 
 /// The target.
 pub fn run(data: &[u8], defect: Option<Defect>) {
@@ -535,7 +532,7 @@ impl Hostile {
     }
 
     fn poll(&mut self, room: usize) -> usize {
-        let mut wcs = [EMPTY; 16];
+        let mut wcs = [RnicWc::EMPTY; 16];
         let count = self.nic.poll_cq(self.cq, &mut wcs[..room.min(16)]);
         for wc in &wcs[..count] {
             assert_eq!(wc.qp, self.qp);

@@ -290,15 +290,6 @@ impl Nic {
             window,
             ..config
         };
-        let empty = RnicWc {
-            wr_id: 0,
-            status: WcStatus::Success,
-            op: WcOp::Send,
-            qp: 0,
-            byte_len: 0,
-            imm: None,
-            vendor_err: 0,
-        };
         let no_receive = RecvWr { wr_id: 0, local: core::ptr::null_mut(), len: 0, lkey: 0 };
         // SAFETY: the arena is kept beside the tables and dropped after them (fields are dropped in their order).
         unsafe {
@@ -310,7 +301,7 @@ impl Nic {
                 active: arena.table(qps.div_ceil(64), |_| 0)?,
                 turn: 0,
                 cqs: arena.table(cqs, |_| Cq { is_used: false, written: 0, taken: 0, has_overrun: false })?,
-                cqes: arena.table(cqs * config.cq_depth, |_| empty)?,
+                cqes: arena.table(cqs * config.cq_depth, |_| RnicWc::EMPTY)?,
                 keys: Keys::new(&mut arena, config.max_keys, &mut random)?,
                 placement: Placement::new(&mut arena, config.weakness.delay)?,
                 events: Deque::new(),

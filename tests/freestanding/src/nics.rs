@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use verbring_sim::nic::{Nic, NicConfig, Transition};
 use verbring_sim::packet::{Ip, MAX_PACKET};
-use verbring_sys::rnic::{MrAccess, MrKeys, RnicWc, SendOp, SendWr, WcOp, WcStatus};
+use verbring_sys::rnic::{MrAccess, MrKeys, RnicWc, SendOp, SendWr, WcStatus};
 
 use crate::scenario::Dealer;
 
@@ -141,8 +141,8 @@ fn one(a: &mut Side, b: &mut Side, op: SendOp, local: usize, remote: usize, len:
             break;
         }
     }
-    let empty =
-        RnicWc { wr_id: 0, status: WcStatus::BadRespErr, op: WcOp::Recv, qp: 0, byte_len: 0, imm: None, vendor_err: 0 };
+    // What is not written is no success.
+    let empty = RnicWc { status: WcStatus::BadRespErr, ..RnicWc::EMPTY };
     let mut wcs = [empty; 2];
     let count = a.nic.poll_cq(a.cq, &mut wcs);
     let [wc, _] = wcs;
