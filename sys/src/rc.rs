@@ -485,7 +485,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     }
 
     /// Gives a work request to the NIC.
-    fn send(&mut self, queue: u32, kind: Kind, wr: SendWr, place: Place) -> Result<(), Status> {
+    fn post_work(&mut self, queue: u32, kind: Kind, wr: SendWr, place: Place) -> Result<(), Status> {
         let q = self.queues.at(queue);
         let (qp, position) = (q.qp, q.sent.first.wrapping_add(q.sent.len));
         let slot = self.slot(queue, position);
@@ -526,7 +526,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
     fn probe(&mut self, queue: u32, kind: Kind) -> Result<(), Status> {
         let Queue { theirs, their_key, .. } = *self.queues.at(queue);
         let read = SendWr { op: SendOp::Read, remote: theirs + PROBE, rkey: their_key, ..SendWr::EMPTY };
-        self.send(queue, kind, read, Place::Slot)
+        self.post_work(queue, kind, read, Place::Slot)
     }
 
     /// Gives an operation to the NIC, if it need not wait.
@@ -537,14 +537,14 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         let sent = match wr.op {
             WrOp::Put | WrOp::Get => return self.give_transfer(queue, wr, free),
             _ if free < 2 => return Given::NotYet,
-            WrOp::PutInline => self.send(queue, user, to, Place::Data([wr.operand, wr.second], wr.len.min(SLOT))),
+            WrOp::PutInline => self.post_work(queue, user, to, Place::Data([wr.operand, wr.second], wr.len.min(SLOT))),
             WrOp::FetchAdd => {
                 let add = SendWr { op: SendOp::FetchAdd, swap_add: wr.operand, ..to };
-                self.send(queue, Kind::Value(wr.wr_id), add, Place::Slot)
+                self.post_work(queue, Kind::Value(wr.wr_id), add, Place::Slot)
             }
             WrOp::CompareSwap => {
                 let swap = SendWr { op: SendOp::CompareSwap, compare: wr.second, swap_add: wr.operand, ..to };
-                self.send(queue, Kind::Value(wr.wr_id), swap, Place::Slot)
+                self.post_work(queue, Kind::Value(wr.wr_id), swap, Place::Slot)
             }
             WrOp::SignalStore | WrOp::SignalAdd => self.give_signal(queue, wr, to),
             WrOp::Flush => self.probe(queue, user),
@@ -570,7 +570,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
             let part = SendWr { op, local, lkey, remote, rkey: wr.rkey, len, ..SendWr::EMPTY };
             done += len;
             let kind = if done == wr.len { Kind::User(wr.wr_id) } else { Kind::Part };
-            if let Err(status) = self.send(queue, kind, part, Place::Own) {
+            if let Err(status) = self.post_work(queue, kind, part, Place::Own) {
                 return Given::Refused(status);
             }
             if done == wr.len {
@@ -593,9 +593,9 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         let user = Kind::User(wr.wr_id);
         let to = SendWr { flags: self.push_writes(queue)?, ..to };
         if wr.op == WrOp::SignalStore {
-            return self.send(queue, user, to, Place::Data([wr.operand, 0], 8));
+            return self.post_work(queue, user, to, Place::Data([wr.operand, 0], 8));
         }
-        self.send(queue, user, SendWr { op: SendOp::FetchAdd, swap_add: wr.operand, ..to }, Place::Slot)
+        self.post_work(queue, user, SendWr { op: SendOp::FetchAdd, swap_add: wr.operand, ..to }, Place::Slot)
     }
 
     fn give_message(&mut self, queue: u32, wr: &Wr) -> Given {
@@ -616,7 +616,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
             len: wr.len,
             ..SendWr::EMPTY
         };
-        if let Err(status) = self.send(queue, Kind::User(wr.wr_id), message, Place::Own) {
+        if let Err(status) = self.post_work(queue, Kind::User(wr.wr_id), message, Place::Own) {
             return Given::Refused(status);
         }
         let q = self.queues.at_mut(queue);
@@ -630,11 +630,11 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         let (sent, next) = match self.queues.at(queue).swap {
             Swap::None => {
                 let look = SendWr { op: SendOp::FetchAdd, swap_add: 0, ..to };
-                (self.send(queue, Kind::SwapLook, look, Place::Slot), Swap::Asked)
+                (self.post_work(queue, Kind::SwapLook, look, Place::Slot), Swap::Asked)
             }
             Swap::Found(old) => {
                 let swap = SendWr { op: SendOp::CompareSwap, compare: old, swap_add: wr.operand, ..to };
-                (self.send(queue, Kind::SwapTry, swap, Place::Slot), Swap::Tried(old))
+                (self.post_work(queue, Kind::SwapTry, swap, Place::Slot), Swap::Tried(old))
             }
             Swap::Asked | Swap::Tried(_) => return Given::NotYet,
         };
@@ -864,7 +864,7 @@ impl<N: Rnic, C: Carrier> RcDevice<N, C> {
         // The one before may be on its way still, and must not come last.
         let Ok(flags) = self.push_writes(queue) else { return };
         let write = SendWr { remote: theirs + self.credits_at(queue), rkey: their_key, flags, ..SendWr::EMPTY };
-        if self.send(queue, Kind::Credit, write, Place::Data([u64::from(granted), 0], 8)).is_ok() {
+        if self.post_work(queue, Kind::Credit, write, Place::Data([u64::from(granted), 0], 8)).is_ok() {
             let q = self.queues.at_mut(queue);
             (q.told, q.is_telling) = (granted, true);
         }
