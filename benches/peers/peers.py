@@ -126,7 +126,8 @@ def site(venv: Path) -> Path:
 
 
 def own(kit: Kit) -> Iterator[Program]:
-    kit.call(["cargo", "build", "--quiet", "--release", "-p", "verbring-peers"], "cargo build", cwd=ROOT)
+    packages = ["-p", "verbring-peers", "-p", "verbring-cli"]
+    kit.call(["cargo", "build", "--quiet", "--release", *packages], "cargo build", cwd=ROOT)
     kit.seen("rustc", kit.call(["rustc", "--version"], "rustc", cwd=ROOT).split()[1])
     try:
         kit.seen("verbring", kit.call(["git", "describe", "--always", "--dirty"], "git", cwd=ROOT).strip())
@@ -135,6 +136,8 @@ def own(kit: Kit) -> Iterator[Program]:
     built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
     for name in OWN:
         yield Program(name, [str(built / name)])
+    wire = [sys.executable, "-B", str(HERE / "py/wire.py"), "verbring", "--program", str(built / "verbring")]
+    yield Program("wire", wire)
 
 
 def handover(kit: Kit) -> Iterator[Program]:
@@ -148,6 +151,7 @@ def ucx_programs(label: str, binary: Path, perftest: str, environment: dict[str,
     yield Program(f"{label}-cma", [str(binary), f"{label}-cma"], {**environment, "UCX_TLS": "posix,cma"})
     command = [sys.executable, "-B", str(HERE / "py/ucx_perftest.py"), label, "--perftest", perftest]
     yield Program(f"{label}-perftest", command, environment)
+    yield Program(f"{label}-tcp", [str(binary), f"{label}-tcp", "--wire"], {**environment, "UCX_TLS": "tcp"})
 
 
 def ucx(kit: Kit) -> Iterator[Program]:
@@ -208,11 +212,16 @@ def mpich_wheel(kit: Kit) -> Iterator[Program]:
     yield Program(label, [str(root / "bin/mpirun"), "-n", "2", str(binary), label])
 
 
+def libfabric_programs(version: str, binary: str, environment: dict[str, str]) -> Iterator[Program]:
+    for provider, arguments in (("shm", []), ("tcp", ["--wire"])):
+        label = f"libfabric{version}-{provider}"
+        yield Program(label, [binary, label, *arguments], environment)
+
+
 def libfabric(kit: Kit) -> Iterator[Program]:
     version = kit.debian("libfabric-dev", "gcc", "libc6-dev")
     binary = str(kit.build("libfabric", "libfabric.c", "gcc", "-lfabric"))
-    label = f"libfabric{short(version)}-shm"
-    yield Program(label, [binary, label])
+    yield from libfabric_programs(short(version), binary, {})
 
 
 def libfabric_wheel(kit: Kit) -> Iterator[Program]:
@@ -223,8 +232,7 @@ def libfabric_wheel(kit: Kit) -> Iterator[Program]:
     ask = f"import ctypes; v = ctypes.CDLL('{library}').fi_version(); print(v >> 16, v & 65535, sep='.')"
     version = kit.call([sys.executable, "-c", ask], "libfabric of MPICH's wheel").strip()
     kit.seen("libfabric (in the mpich wheel)", version)
-    label = f"libfabric{version}-shm"
-    yield Program(label, [binary, label], {"LD_LIBRARY_PATH": str(library.parent)})
+    yield from libfabric_programs(version, binary, {"LD_LIBRARY_PATH": str(library.parent)})
 
 
 def nixl(kit: Kit) -> Iterator[Program]:

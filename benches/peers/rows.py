@@ -44,6 +44,12 @@ DEFINITIONS = {
     "get_bw_staggered": "GB/s, as put_bw_staggered",
     "put_read_bw": "GB/s, as put_bw, and the target sums what arrived before it acknowledges the walk; 100 MiB in "
                    "chunks of 1 MiB with a flag each",
+    "wire_put_lat": "us, put_lat between two addresses of the loopback interface: ours RoCEv2 over UDP, with the ICRC that "
+                    "it asks for at both ends; peers over TCP",
+    "wire_put_flush": "us, put_flush, the same way",
+    "wire_get_flush": "us, get_flush, the same way",
+    "wire_put_bw": "GB/s, put_bw, the same way",
+    "wire_get_bw": "GB/s, get_bw, the same way",
     "random_kinds": "ns each, puts, put_words, gets, fetch-adds and compare-swaps in an order nobody can guess, in 100",
     "random_sizes": "ns each, puts of 1 to 64 bytes in an order nobody can guess, in 100",
     "xcore_1": "ns, one nop from an application's core through an engine on the other and back; io_uring: by SQPOLL",
@@ -187,6 +193,14 @@ def _budgets() -> Iterator[Budget]:
         for size in (65536, 1 << 20):
             yield Budget(f"{kind} {size >> 10} KiB", ours(kind, size), peer(kind, size), peer(kind, size, 1.1),
                          "GB/s; the best peer", is_rate=True)
+    for size, name in ((8, "8 B"), (65536, "64 KiB"), (1 << 20, "1 MiB")):
+        yield Budget(f"put {name} one way, UDP", ours("wire_put_lat", size), peer("wire_put_lat", size, 1, "libfabric.*"),
+                     peer("wire_put_lat", size), "us; libfabric's tcp; every peer over TCP")
+    for kind in ("put_bw", "get_bw"):
+        for size in (65536, 1 << 20):
+            yield Budget(f"{kind} {size >> 10} KiB, UDP", ours(f"wire_{kind}", size),
+                         peer(f"wire_{kind}", size, 1, "libfabric.*"), peer(f"wire_{kind}", size),
+                         "GB/s; libfabric's tcp; every peer over TCP", is_rate=True)
     for kind, least, stretch in (("put_bw", 1.3, 1.9), ("get_bw", 1.3, 1.9), ("put_read_bw", 1.4, 1.7)):
         yield Budget(f"{kind} 100 MiB", ours(kind, 100 << 20), peer(kind, 100 << 20, least),
                      peer(kind, 100 << 20, stretch), f"GB/s; {least} x the best peer", is_rate=True)

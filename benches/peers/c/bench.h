@@ -1,7 +1,8 @@
 /* What the peers' programs share: arguments, the clock, blocks of repeats, the median, the output.
  *
  * A program is called as `program LABEL --cores A,B [--quick]` and prints lines `peer test size value unit`; what
- * begins with `#` is for people. A fault ends the program with a sentence on stderr. */
+ * begins with `#` is for people. A fault ends the program with a sentence on stderr. With --wire the two processes talk
+ * as two hosts would, through sockets, and the names of the tests begin with wire_. */
 #ifndef BENCH_H
 #define BENCH_H
 
@@ -32,7 +33,7 @@
 static struct {
     const char *label;
     int cores[2];
-    bool is_quick;
+    bool is_quick, is_wire;
 } bench = {.cores = {0, 1}};
 
 static inline _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -53,16 +54,18 @@ static inline void bench_start(int argc, char **argv)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(PATIENCE_S);
     if (argc < 2)
-        die("usage: %s LABEL --cores A,B [--quick]", argv[0]);
+        die("usage: %s LABEL --cores A,B [--quick] [--wire]", argv[0]);
     bench.label = argv[1];
     for (int i = 2; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0)
             bench.is_quick = true;
+        else if (strcmp(argv[i], "--wire") == 0)
+            bench.is_wire = true;
         else if (strcmp(argv[i], "--cores") == 0 && i + 1 < argc &&
                  sscanf(argv[i + 1], "%d,%d", &bench.cores[0], &bench.cores[1]) == 2)
             i++;
         else
-            die("%s is no argument; there are --cores A,B and --quick", argv[i]);
+            die("%s is no argument; there are --cores A,B, --quick and --wire", argv[i]);
     }
 }
 
@@ -111,7 +114,7 @@ static inline double bench_median(double *values, int count)
 
 static inline void bench_out(const char *test, size_t size, double value, const char *unit)
 {
-    printf("%s %s %zu %.5g %s\n", bench.label, test, size, value, unit);
+    printf("%s %s%s %zu %.5g %s\n", bench.label, bench.is_wire ? "wire_" : "", test, size, value, unit);
     fflush(stdout);
 }
 

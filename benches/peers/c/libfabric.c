@@ -1,4 +1,4 @@
-/* libfabric's remote memory access between two processes of one host, by its provider shm. */
+/* libfabric's remote memory access between two processes of one host, by its provider shm, or with --wire by tcp. */
 #include <rdma/fabric.h>
 #include <rdma/fi_atomic.h>
 #include <rdma/fi_cm.h>
@@ -157,14 +157,15 @@ static struct fi_info *find(void)
     struct fi_info *hints = fi_allocinfo(), *info;
     if (hints == NULL)
         die("no memory");
-    hints->fabric_attr->prov_name = strdup("shm");
+    hints->fabric_attr->prov_name = strdup(bench.is_wire ? "tcp" : "shm");
     hints->ep_attr->type = FI_EP_RDM;
-    hints->caps = FI_RMA | FI_MSG | FI_ATOMIC;
+    hints->caps = bench.is_wire ? FI_RMA | FI_MSG : FI_RMA | FI_MSG | FI_ATOMIC;
     hints->mode = ~0ULL;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
-    must(fi_getinfo(FI_VERSION(1, 14), NULL, NULL, 0, hints, &info), "no such provider");
+    const char *node = bench.is_wire ? "127.0.0.1" : NULL;
+    must(fi_getinfo(FI_VERSION(1, 14), node, NULL, bench.is_wire ? FI_SOURCE : 0, hints, &info), "no such provider");
     fi_freeinfo(hints);
     return info;
 }

@@ -306,11 +306,37 @@ static void walk_rows(size_t size)
     now_at.stride = size;
     bench_out("put_bw", size, bytes / bench_s(put_walk) / 1e9, "GB/s");
     bench_out("get_bw", size, bytes / bench_s(get_walk) / 1e9, "GB/s");
-    if (size == LARGEST)
+    if (size == LARGEST || bench.is_wire)
         return;
     now_at.stride = 0;
     bench_out("put_bw_hot", size, bytes / bench_s(put_walk) / 1e9, "GB/s");
     bench_out("get_bw_hot", size, bytes / bench_s(get_walk) / 1e9, "GB/s");
+}
+
+/* One operation at a time; the bytes are checked first. */
+static void single_rows(size_t size)
+{
+    now_at.size = size;
+    check_size(size);
+    put_lat(size);
+    if (me == 0) {
+        bench_out("put_flush", size, bench_s(put_flush) * 1e6, "us");
+        bench_out("get_flush", size, bench_s(get_flush) * 1e6, "us");
+        fill(outbox, size, 0);
+    }
+    peer_barrier();
+}
+
+/* What is asked of two hosts. */
+static void wire_rows(void)
+{
+    const size_t sizes[] = {8, 65536, 1 << 20};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        single_rows(sizes[i]);
+        if (me == 0 && sizes[i] > PAGE)
+            walk_rows(sizes[i]);
+        peer_barrier();
+    }
 }
 
 /* All rows; both ends call it, connected and pinned. */
@@ -320,17 +346,12 @@ static void suite(void)
     memset(inbox, 0, REGION);
     fill(outbox, REGION, me);
     peer_barrier();
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        size_t size = now_at.size = sizes[i];
-        check_size(size);
-        put_lat(size);
-        if (me == 0) {
-            bench_out("put_flush", size, bench_s(put_flush) * 1e6, "us");
-            bench_out("get_flush", size, bench_s(get_flush) * 1e6, "us");
-            fill(outbox, size, 0);
-        }
-        peer_barrier();
+    if (bench.is_wire) {
+        wire_rows();
+        return;
     }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        single_rows(sizes[i]);
     if (me == 0)
         small_rows();
     peer_barrier();
